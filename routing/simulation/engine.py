@@ -128,6 +128,7 @@ class EngineConfig:
     max_model_len: int = 131_072  # tokens
     reserve_output: bool = False
     block_sample_ratio: float = 0.0  # share of the blocks whose lifetime is observed, 0 to 1
+    caches_prefixes: bool = True  # whether blocks are reused at all
     tiers: tuple[TierConfig, ...] = ()  # below the GPU cache
     kv_bytes_per_token: int = KV_BYTES_PER_TOKEN
 
@@ -291,6 +292,8 @@ class Engine:
         """Cache the keys of the blocks that ``tokens`` computed tokens fill."""
         full = tokens // self.config.block_tokens
         keys, blocks, cache = sequence.keys, sequence.blocks, self.pool.cache
+        if not self.config.caches_prefixes:
+            keys = ()
         for index in range(sequence.keyed_blocks, full):
             cache(blocks[index], keys[index] if index < len(keys) else None)
         if self.changes is not None and (stored := keys[sequence.keyed_blocks : full]):
@@ -368,7 +371,7 @@ class Engine:
                 self._receive(sequence)
                 sequence.admitted_s = max(now_s, sequence.arrived_s)
                 sequence.cached_tokens = sequence.computed_tokens
-                self.statistics.queries += sequence.prompt_tokens * sequence.reads_cache
+                self.statistics.queries += sequence.prompt_tokens * self._reads_cache(sequence)
                 self.statistics.hits += hit_tokens
             if waits:
                 continue
@@ -376,10 +379,13 @@ class Engine:
             self._prefilling.append(sequence)
             budget -= self._prefill(step, sequence, budget)
 
+    def _reads_cache(self, sequence: Sequence) -> bool:
+        return sequence.reads_cache and self.config.caches_prefixes
+
     def _hold_blocks(self, sequence: Sequence) -> bool:
         """Hold the blocks of a sequence's tokens, cached ones first; False if too few are free."""
         tokens = sequence.target_tokens
-        limit = (tokens - 1) // self.config.block_tokens if sequence.reads_cache else 0
+        limit = (tokens - 1) // self.config.block_tokens if self._reads_cache(sequence) else 0
         hits = self.pool.lookup(sequence.keys, limit)
         if self.config.reserve_output:
             tokens = sequence.prompt_tokens + sequence.output_tokens

@@ -269,7 +269,7 @@ def cache_config(engine: Engine) -> dict[str, str]:
         "enable_mamba_shared_prefix_checkpoint", "is_attention_free", "kv_sharing_fast_prefill",
         "use_kda_recoverssm", "use_replayssm",
     )  # fmt: skip
-    true = ("_block_size_resolved", "enable_prefix_caching", "swa_bounded_replay", "user_specified_block_size")
+    true = ("_block_size_resolved", "swa_bounded_replay", "user_specified_block_size")
     return {
         **dict.fromkeys(unset, "None"),
         **dict.fromkeys(false, "False"),
@@ -277,6 +277,7 @@ def cache_config(engine: Engine) -> dict[str, str]:
         "block_size": block,
         "cache_dtype": "auto",
         "effective_attention_block_size": block,
+        "enable_prefix_caching": str(config.caches_prefixes),
         "gpu_memory_utilization": "0.92",
         "kv_cache_dtype_skip_layers": "[]",
         "kv_cache_max_concurrency": str(blocks * config.block_tokens / config.max_model_len),

@@ -93,6 +93,7 @@ def parse_settings(argv: Sequence[str]) -> ReplicaSettings:
         chunk_tokens=arguments.chunk,
         max_running=arguments.max_running,
         max_model_len=max_model_len,
+        caches_prefixes=not arguments.no_enable_prefix_caching,
         block_sample_ratio=arguments.kv_cache_metrics_sample if arguments.kv_cache_metrics else 0.0,
     )
     return ReplicaSettings(
@@ -142,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-num-queued-reqs", type=int, help="503 above this many running and waiting requests (default: no limit)")
     add("--kv-cache-metrics", action="store_true", help="report how long sampled KV blocks live")
     add("--kv-cache-metrics-sample", type=float, default=0.01, help="share of the blocks (default %(default)s)")
+    add("--no-enable-prefix-caching", action="store_true", help="reuse no KV blocks")
     add("--kv-events-config", help="JSON, as of vLLM: publish KV events (needs pyzmq)")
     add("--api-key", help="require this bearer token under /v1")
     add("--enable-auto-tool-choice", action="store_true", help="accept tool_choice auto, and generate text")

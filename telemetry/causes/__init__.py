@@ -18,6 +18,7 @@ __all__ = ["Cause", "CauseKind", "Evidence", "rank"]
 
 CHECKS: tuple[Callable[[Evidence], Finding | None], ...] = (
     replicas.check_silent_engine,
+    replicas.check_caching_off,
     workload.check_prompt_change,
     replicas.check_restart,
     replicas.check_loss,

@@ -43,6 +43,7 @@ class CauseKind(StrEnum):
     OVERFLOW = "overflow"
     INDEX_STALE = "index_stale"
     ENGINE_SILENT = "engine_silent"
+    CACHING_OFF = "caching_off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,7 @@ class EngineSums:
     silent: bool = False  # the engine answers and no longer reports cache hits
     kv_usage_ratio: float | None = None  # mean
     preemptions: float | None = None
+    lacks_prefix_cache: bool = False  # it runs without prefix caching at the moment
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Causes at replicas: restarted or added with an empty cache, out of service, or no longer reporting cache hits."""
+"""Causes at replicas: restarted or added with an empty cache, out of service, without prefix caching, or silent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,31 @@ def restarted_replicas(evidence: Evidence) -> list[str]:
     down_at = {event.replica: event.at for event in downs if event.at >= down_since}
     ups = [event for event in evidence.events_of("replica_up", "replica_reachable") if event.at >= since]
     returned = {event.replica for event in ups if event.replica in down_at and event.at >= down_at[event.replica]}
-    return sorted((restarts | returned) - {""})
+    return sorted((restarts | returned) - {"", *replicas_without_cache(evidence)})
+
+
+def replicas_without_cache(evidence: Evidence) -> list[str]:
+    """Replicas that run without prefix caching now and had hits before."""
+    before = evidence.before.by_replica
+    engines = [engine.replica for engine in evidence.now.engines if engine.lacks_prefix_cache]
+    return sorted(name for name in engines if name in before and before[name].cached)
+
+
+def check_caching_off(evidence: Evidence) -> Finding | None:
+    """Measured by the tokens that the replicas lost, or that their prefixes lost."""
+    names = replicas_without_cache(evidence)
+    if not names:
+        return None
+    return Finding(
+        CauseKind.CACHING_OFF,
+        max(evidence.lost_at(names), evidence.lost_by_prefixes_of(names) or 0.0),
+        CERTAINTY,
+        f"{names_text(names)} run{'s' if len(names) == 1 else ''} without prefix caching: the engine was started with "
+        "it switched off, and recomputes every prompt.",
+        "Start vLLM there with --enable-prefix-caching, or without --no-enable-prefix-caching. vLLM switches it off by "
+        "itself for some models; its log says so.",
+        {"replicas": names},
+    )
 
 
 def check_restart(evidence: Evidence) -> Finding | None:
@@ -133,7 +157,8 @@ def check_silent_engine(evidence: Evidence) -> Finding | None:
     """Measured by the earlier rate of the other replicas: that much of the drop is not real."""
     before, now = evidence.before, evidence.now
     reported = {engine.replica for engine in before.engines if engine.queries and not engine.silent}
-    names = sorted(engine.replica for engine in now.engines if engine.silent and engine.replica in reported)
+    silent = {engine.replica for engine in now.engines if engine.silent and engine.replica in reported}
+    names = sorted(silent - set(replicas_without_cache(evidence)))
     if not names:
         return None
     reporting = [engine for engine in before.engines if engine.replica not in names and engine.queries]

@@ -40,6 +40,7 @@ class CacheFacts:
 
     block_tokens: int | None = None
     capacity_blocks: int | None = None  # usable blocks
+    lacks_prefix_cache: bool = False  # whether an engine says that it runs without prefix caching
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,7 @@ def _vllm_facts(samples: Iterable[Sample]) -> CacheFacts:
     return CacheFacts(
         block_tokens=sizes.pop() if len(sizes) == 1 else None,
         capacity_blocks=sum(usable) if usable and len(usable) == len(blocks) and sum(usable) <= MAX_BLOCKS else None,
+        lacks_prefix_cache=any(info.get("enable_prefix_caching") == "False" for info in infos),
     )
 
 

@@ -51,6 +51,7 @@ class ScrapeState(models.Model):
     reason = models.CharField(max_length=200, blank=True)  # why the last scrape failed
     restarted_at = models.DateTimeField(null=True)  # when a restart was last detected
     asleep = models.BooleanField(default=False)  # vLLM's sleep mode
+    lacks_prefix_cache = models.BooleanField(default=False, db_default=False)  # the engine says that it is off
     duration_s = models.FloatField(null=True)  # of the last scrape; None: it failed
     engine = models.CharField(max_length=16, blank=True, default="", db_default="")  # vllm, sglang, tensorrt_llm
     role = models.CharField(max_length=8, blank=True, default="", db_default="")  # prefill, decode

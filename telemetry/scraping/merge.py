@@ -55,6 +55,7 @@ class TargetState:
     restarted_at: datetime | None = None
     reason: str = ""
     asleep: bool = False
+    lacks_prefix_cache: bool = False
     duration_s: float | None = None  # of the last scrape, if it succeeded
     engine: str = ""  # "vllm", "sglang" ...
     role: str = ""  # "prefill" or "decode", where the metrics say so
@@ -113,6 +114,7 @@ def merge_replica(
     state = replace(
         _succeeded(state, outcome.duration_s, due_s, restarted=restarted),
         asleep=all(engine.asleep for engine in sample.engines.values()),
+        lacks_prefix_cache=sample.facts.lacks_prefix_cache,
         engine=sample.engine,
         role=sample.role,
         lora_adapters=sample.lora_adapters,

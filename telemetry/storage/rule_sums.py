@@ -15,6 +15,7 @@ from typing import Any
 from telemetry.causes.evidence import Bin, EngineSums, Prefix, Route, Sums
 from telemetry.metrics.histograms import Buckets
 from telemetry.metrics.windows import Window
+from telemetry.models import ScrapeState
 from telemetry.storage.sums import STEP, fetch_rows, merged_layouts, window_parameters
 
 
@@ -92,7 +93,7 @@ def route_totals(pool: str, group: str | None, start: datetime, end: datetime) -
 
 
 def engine_totals(replicas: dict[int, str], start: datetime, end: datetime) -> list[EngineSums]:
-    """Sums per replica. A replica is silent if most of its readings have no hits."""
+    """Sums per replica. A replica is silent if most of its readings have no hits. Two queries."""
     rows = fetch_rows(
         """
         select replica_id, sum(queries) filter (where hits is not null)::float8,
@@ -106,8 +107,10 @@ def engine_totals(replicas: dict[int, str], start: datetime, end: datetime) -> l
         """,
         {"start": start, "end": end, "ids": list(replicas)},
     )
+    states = ScrapeState.objects.filter(replica__in=list(replicas), lacks_prefix_cache=True)
+    without = set(states.values_list("replica_id", flat=True))
     return [
-        EngineSums(replicas[pk], queries, hits, unknown > SILENT_SHARE * readings, usage, preemptions)
+        EngineSums(replicas[pk], queries, hits, unknown > SILENT_SHARE * readings, usage, preemptions, pk in without)
         for pk, queries, hits, unknown, readings, usage, preemptions in rows
     ]
 

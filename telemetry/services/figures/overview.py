@@ -54,6 +54,8 @@ def health_of(state: ScrapeState | None, now: datetime, *, added_at: datetime | 
         return TargetHealth("stale", state.reason)
     if state.asleep:
         return TargetHealth("cold", "the engine is asleep")
+    if state.lacks_prefix_cache:
+        return TargetHealth("cold", "prefix caching is off")
     if state.restarted_at is not None and (now - state.restarted_at).total_seconds() < COLD_S:
         return TargetHealth("cold", "recently restarted")
     return TargetHealth("up") if state.ok_at is not None else TargetHealth("unknown", "not scraped yet")

@@ -50,6 +50,7 @@ class ScrapeStatus:
     scrape_duration_s: float | None = None
     failures: int = 0  # consecutive
     lora_adapters: list[str] | None = None  # with requests at the last scrape; None: unknown
+    lacks_prefix_cache: bool = False  # the engine says that it runs without prefix caching
 
 
 def scraping_of(replica: Replica) -> ScrapeStatus:
@@ -58,7 +59,15 @@ def scraping_of(replica: Replica) -> ScrapeStatus:
     health = health_of(state, timezone.now(), added_at=replica.created_at)
     if state is None:
         return ScrapeStatus(health)
-    return ScrapeStatus(health, state.ok_at, state.restarted_at, state.duration_s, state.failures, state.lora_adapters)
+    return ScrapeStatus(
+        health,
+        state.ok_at,
+        state.restarted_at,
+        state.duration_s,
+        state.failures,
+        state.lora_adapters,
+        state.lacks_prefix_cache,
+    )
 
 
 def rank_rows(replica: Replica, window: Window) -> list[RankRow]:

@@ -70,6 +70,7 @@ class Modelled:
     engine: Engine = field(init=False)
     metrics: EngineMetrics = field(init=False)
     is_down: bool = False
+    caches_prefixes: bool = True
     hides: tuple[str, ...] = ()  # beginnings of metrics that it does not tell
     tells_usage: bool = True
 
@@ -82,7 +83,8 @@ class Modelled:
 
     def start(self) -> None:
         """Begin anew, with nothing cached."""
-        self.engine = Engine(EngineConfig(blocks=self.blocks, block_tokens=BLOCK))
+        config = EngineConfig(blocks=self.blocks, block_tokens=BLOCK, caches_prefixes=self.caches_prefixes)
+        self.engine = Engine(config)
         self.metrics = EngineMetrics(self.engine, "m")
 
     def text(self) -> str:

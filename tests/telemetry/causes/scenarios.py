@@ -240,6 +240,17 @@ def _restart(count: int) -> Callable[[Fleet, Traffic], None]:
     return begin
 
 
+def _switch_off(count: int) -> Callable[[Fleet, Traffic], None]:
+    """Replicas come back with prefix caching switched off."""
+
+    def begin(fleet: Fleet, _: Traffic) -> None:
+        for replica in sorted(fleet.replicas, key=lambda it: it.engine.statistics.hits)[-count:]:
+            replica.caches_prefixes = False
+            fleet.restart(replica)
+
+    return begin
+
+
 def _kill(fleet: Fleet, _: Traffic) -> None:
     fleet.kill(max(fleet.replicas, key=lambda it: it.engine.statistics.hits))
 
@@ -356,6 +367,8 @@ SCENARIOS = (
           drift=0.5),
     Scenario("replica_restarted", "one", _restart(1), live=60),
     Scenario("replica_restarted", "two", _restart(2), PrefixHashSettings(), live=60),
+    Scenario("caching_off", "one", _switch_off(1), live=60),
+    Scenario("caching_off", "two", _switch_off(2), PrefixHashSettings(), live=60),
     Scenario("replica_added", "one", _add(1), PrefixHashSettings(), live=60, count=3),
     Scenario("replica_added", "two", _add(2), SessionAffinitySettings(), live=60, count=2),
     Scenario("replica_lost", "one of four", _kill, PrefixHashSettings(), live=60),

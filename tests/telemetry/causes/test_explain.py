@@ -54,7 +54,7 @@ def test_the_breakdown_separates_workload_changes_from_small_caches(pool, settin
 
 def test_without_data_there_are_no_causes(pool, django_assert_max_num_queries) -> None:
     hour = timedelta(hours=1)
-    with django_assert_max_num_queries(16):
+    with django_assert_max_num_queries(18):
         assert explain_drop(pool, start=T0, end=T0 + hour, baseline_start=T0 - hour, baseline_end=T0) == []
 
 

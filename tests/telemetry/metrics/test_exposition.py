@@ -170,6 +170,14 @@ def test_an_engine_with_several_groups_of_layers_has_room_for_fewer_tokens_than_
     assert read_replica(text).facts.capacity_blocks == blocks
 
 
+@pytest.mark.parametrize(("value", "lacks"), [("True", False), ("False", True), ("None", False)])
+def test_an_engine_says_whether_it_runs_without_prefix_caching(value, lacks):
+    labels = f'block_size="32",enable_prefix_caching="{value}",engine="0",num_gpu_blocks="1538"'
+    text = replica_text(1000, 100, facts=False) + f"vllm:cache_config_info{{{labels}}} 1.0\n"
+
+    assert read_replica(text).facts.lacks_prefix_cache == lacks
+
+
 def test_a_torn_histogram_or_an_invalid_gauge_is_unknown_and_affects_nothing_else():
     text = replica_text(1000, 100, ttft=(1, 2, 3, 4, 5), running="NaN", blocks="None")
     torn = "\n".join(line for line in text.split("\n") if 'le="+Inf"' not in line)

@@ -288,6 +288,7 @@ def test_a_replicas_row_has_its_health_and_rates(r1, r2, pool, time_machine):
         ({"restarted_at": T0 - timedelta(seconds=60)}, 1, "cold"),
         ({"restarted_at": T0 - timedelta(seconds=600)}, 1, "up"),
         ({"asleep": True}, 1, "cold"),
+        ({"lacks_prefix_cache": True}, 1, "cold"),
         ({"ok_at": None, "health": "unknown"}, 1, "unknown"),
     ],
 )
