@@ -264,6 +264,15 @@ def test_a_replica_without_prompt_tokens_details_is_told_which_flag_is_missing(v
     assert 'id="no-details"' not in visitor.get("/replicas/gpu-2/").text
 
 
+def test_a_replica_without_prefix_caching_is_told_how_to_switch_it_on(visitor, fleet):
+    ScrapeState.objects.filter(replica__name="gpu-1").update(lacks_prefix_cache=True)
+    text = visitor.get("/replicas/gpu-1/").text
+
+    assert 'id="caching-off"' in text
+    assert "prefix caching is off" in text, "the reason of its health"
+    assert 'id="caching-off"' not in visitor.get("/replicas/gpu-2/").text
+
+
 def test_pages_say_which_share_of_the_responses_a_group_s_hit_rate_rests_on(visitor, fleet):
     RouterReading.objects.filter(group="coding", usage_reported__gt=0).update(ok_requests=F("usage_reported") * 4)
 
