@@ -156,6 +156,15 @@ def replica_rows(pools: Pools, window: Window) -> list[ReplicaRow]:
     ]
 
 
+def _hit_rate_state(engine: sums.EngineSums | None, state: ScrapeState | None) -> PointState:
+    """Without prefix caching vLLM counts no queries whatever it serves."""
+    if engine is None:
+        return PointState.UNKNOWN
+    if engine.state is PointState.NO_TRAFFIC and state is not None and state.lacks_prefix_cache:
+        return PointState.NOT_REPORTED
+    return engine.state
+
+
 def _replica_row(
     replica: Replica,
     health: TargetHealth,
@@ -172,7 +181,7 @@ def _replica_row(
         health=health.status,
         reason=health.reason,
         hit_rate_ratio=hit_rate_ratio(engine.queries, engine.hits, engine.external_hits) if engine else None,
-        hit_rate_state=engine.state if engine else PointState.UNKNOWN,
+        hit_rate_state=_hit_rate_state(engine, state),
         ttft_p50_s=quantile_s(ttft, 0.5),
         ttft_p95_s=quantile_s(ttft, 0.95),
         running=gauges.running,

@@ -264,11 +264,17 @@ def test_a_replica_without_prompt_tokens_details_is_told_which_flag_is_missing(v
     assert 'id="no-details"' not in visitor.get("/replicas/gpu-2/").text
 
 
+NOT_REPORTED = '<span class="value none">not reported by this engine</span>'
+
+
 def test_a_replica_without_prefix_caching_is_told_how_to_switch_it_on(visitor, fleet):
+    Reading.objects.filter(replica__name="gpu-1").update(queries=0, hits=0)  # as vLLM counts without it
+    assert visitor.get("/replicas/gpu-1/").text.count(NOT_REPORTED) == 0
     ScrapeState.objects.filter(replica__name="gpu-1").update(lacks_prefix_cache=True)
     text = visitor.get("/replicas/gpu-1/").text
 
     assert 'id="caching-off"' in text
+    assert NOT_REPORTED in text, "its hit rate, instead of a claim that there is no traffic"
     assert "prefix caching is off" in text, "the reason of its health"
     assert 'id="caching-off"' not in visitor.get("/replicas/gpu-2/").text
 
