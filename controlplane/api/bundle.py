@@ -46,7 +46,7 @@ from controlplane.models import (
 )
 from controlplane.services.fleet.replicas import set_replica_state
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, remove_policy, save_draft
-from controlplane.services.policies.settings import are_equal, canonical_settings, diff_settings
+from controlplane.services.policies.settings import are_equal_settings, canonical_settings, diff_settings
 from controlplane.services.snapshots import single_snapshot
 
 FORMAT = 1
@@ -302,9 +302,9 @@ class _Application:
         with _errors_at(path, instead_of="$.settings"):
             settings = canonical_settings(value)
         live, canary, draft = policy.live(), policy.canary(), policy.draft()
-        if any(revision is not None and are_equal(revision.settings, settings) for revision in (live, canary)):
+        if any(revision is not None and are_equal_settings(revision.settings, settings) for revision in (live, canary)):
             return
-        if draft is not None and not are_equal(draft.settings, settings):
+        if draft is not None and not are_equal_settings(draft.settings, settings):
             raise ConflictError(f"Policy {policy.name} has a different draft; publish or discard it first.")
         if self.draft and draft is not None:
             return

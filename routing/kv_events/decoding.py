@@ -26,7 +26,6 @@ MAX_PAYLOAD_BYTES: Final = 2 << 20  # a step that stores 8,192 tokens takes 40 K
 MAX_BLOCK_TOKENS: Final = 65_536
 DEVICE: Final = frozenset({None, "GPU"})  # the name of device memory on every platform
 FULL_ATTENTION: Final = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})  # of a group
-
 NO_TOKENS: Final = b"\x90"
 
 _encode: Final = msgspec.msgpack.Encoder().encode

@@ -150,7 +150,7 @@ class EngineBlocks:
             self._forget_oldest()
         return run
 
-    def store_below(self, event: BlockStored) -> None:
+    def store_in_lower_tiers(self, event: BlockStored) -> None:
         """Add a copy of each block of an event in a lower tier, unless the event is of another group of layers."""
         if event.group != (self._group or 0):
             return
@@ -170,12 +170,12 @@ class EngineBlocks:
         """
         if event.group != (self._group or 0):
             return []
-        return self._remove(event.hashes) if event.medium in DEVICE else self._remove_below(event.hashes)
+        return self._remove(event.hashes) if event.medium in DEVICE else self._remove_from_lower_tiers(event.hashes)
 
     def _remove(self, hashes: list[BlockHash]) -> list[tuple[StoredRun, int]]:
         removed: list[tuple[StoredRun, int]] = []
         runs, copies, token_keys, latest, left = self._runs, self._copies, self._token_keys, None, 0
-        for hash_ in self._without_offloaded(hashes):
+        for hash_ in self._move_to_lower_tiers(hashes):
             if copies and hash_ in copies:
                 self._remove_copy(hash_)
                 self.blocks -= 1
@@ -197,8 +197,8 @@ class EngineBlocks:
             removed.append((latest, left))
         return removed
 
-    def _without_offloaded(self, hashes: list[BlockHash]) -> list[BlockHash]:
-        """Remove blocks with copies in lower tiers from device memory; the others."""
+    def _move_to_lower_tiers(self, hashes: list[BlockHash]) -> list[BlockHash]:
+        """Move blocks with copies in lower tiers out of device memory; returns the others."""
         if not self._lower_copies:
             return hashes
         others: list[BlockHash] = []
@@ -211,7 +211,7 @@ class EngineBlocks:
         self.max_seen_offloaded = max(self.max_seen_offloaded, len(self._offloaded))
         return others
 
-    def _remove_below(self, hashes: list[BlockHash]) -> list[tuple[StoredRun, int]]:
+    def _remove_from_lower_tiers(self, hashes: list[BlockHash]) -> list[tuple[StoredRun, int]]:
         """Remove copies in lower tiers; the blocks that no tier has any more, as of ``remove``."""
         removed, copies = list[tuple[StoredRun, int]](), self._lower_copies
         for hash_ in hashes:

@@ -171,7 +171,8 @@ class FollowedEngine:
 
     def _on_stored(self, event: BlockStored, stored_s: float) -> None:
         if event.medium not in DEVICE:
-            self.blocks.store_below(event)
+            self.blocks.store_in_lower_tiers(event)
+            return
         if not self.blocks.counts(event):
             return
         self._known.compare(event)

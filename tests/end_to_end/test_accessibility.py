@@ -9,6 +9,7 @@ from django.db import OperationalError
 
 from controlplane.models import Role
 from controlplane.services.access.users import add_user, set_role
+from telemetry.models import Reading, ScrapeState
 from tests.end_to_end.every_page import ANYWHERE, of_rows
 from tests.end_to_end.looking import SIZES, THEMES, look, look_at
 
@@ -34,6 +35,15 @@ def test_pages_of_an_empty_installation(page):
 
 def test_pages_of_a_fleet_at_work(page, everything):
     assert look_at(page, [*ANYWHERE, *of_rows(everything)]) == {}
+
+
+def test_a_replica_without_prefix_caching(page, full):
+    """The longest text in place of a figure."""
+    Reading.objects.filter(replica__name="gpu-2").update(queries=0, hits=0)
+    ScrapeState.objects.filter(replica__name="gpu-2").update(lacks_prefix_cache=True)
+
+    assert look_at(page, ["/replicas/gpu-2/"]) == {}
+    assert page.get_by_text("not reported by this engine").first.is_visible()
 
 
 # Forms that are sent as they should not be: the address, what is filled in, and the button.

@@ -69,7 +69,7 @@ def canonical_settings(settings: dict[str, Any]) -> dict[str, Any]:
         raise InvalidError("$.settings", str(error)) from None
 
 
-def are_equal(settings: Any, other: dict[str, Any]) -> bool:
+def are_equal_settings(settings: Any, other: dict[str, Any]) -> bool:
     """Whether two settings mean the same; an earlier release stored them without settings that are new since."""
     if not isinstance(settings, dict) or settings.get("strategy") != other["strategy"]:
         return False

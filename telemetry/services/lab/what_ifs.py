@@ -22,7 +22,7 @@ from django.utils import timezone
 from controlplane.celery import wake
 from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import PolicyRevision, Pool
-from controlplane.services.policies.settings import are_equal
+from controlplane.services.policies.settings import are_equal_settings
 from routing.schema import PolicyConfig, PoolConfig, ReplicaConfig, ReplicaState, Settings, TaskGroupConfig
 from telemetry.lab.captured import replay_input
 from telemetry.models import WhatIf, WhatIfState
@@ -113,9 +113,9 @@ def _is_candidate_of(candidate: Mapping[str, Any], revision: PolicyRevision) -> 
         return False
     group = revision.policy.group
     if group is None:
-        return are_equal(changes["settings"], revision.settings)
+        return are_equal_settings(changes["settings"], revision.settings)
     groups: Mapping[str, Any] = changes["groups"]
-    return groups.keys() == {group.name} and are_equal(groups[group.name], revision.settings)
+    return groups.keys() == {group.name} and are_equal_settings(groups[group.name], revision.settings)
 
 
 def cancel_what_if(what_if_id: int) -> WhatIf:

@@ -142,7 +142,7 @@ def test_a_block_stays_cached_until_the_last_tier_has_evicted_it() -> None:
     assert stored_run is not None
     key = stored_run.keys[1]
     for _ in range(2):  # the copies of two chunks
-        blocks.store_below(below(2))
+        blocks.store_in_lower_tiers(below(2))
 
     assert [(run.hashes, position) for run, position in blocks.remove(removed(2, 1))] == [([1, 2], 0)]
     assert (len(blocks), blocks.offloaded, blocks.blocks, blocks.has_key(key)) == (0, 1, 0, True)
@@ -156,7 +156,7 @@ def test_a_block_stays_cached_until_the_last_tier_has_evicted_it() -> None:
 def test_a_fetched_block_is_in_device_memory_again() -> None:
     blocks = engine()
     blocks.store(stored([1, 2], [1, 2, 3, 4]), 1.0)
-    blocks.store_below(below(1, 2))
+    blocks.store_in_lower_tiers(below(1, 2))
     assert not blocks.remove(removed(2, 1))
     assert blocks.offloaded == 2
 
@@ -171,11 +171,11 @@ def test_blocks_of_lower_tiers_are_bounded_and_of_one_group() -> None:
     blocks = engine(max_blocks=50)
     for at in range(200):
         blocks.store(stored([at], [at, at]), float(at))
-        blocks.store_below(below(at))
+        blocks.store_in_lower_tiers(below(at))
         assert not blocks.remove(removed(at))
     assert (len(blocks), blocks.offloaded) == (0, 50)
 
-    blocks.store_below(BlockStored([1000], None, encoded([]), 0, medium="CPU", group=1))
+    blocks.store_in_lower_tiers(BlockStored([1000], None, encoded([]), 0, medium="CPU", group=1))
     blocks.store(stored([1000], [1, 1]), 300.0)
     assert len(blocks.remove(removed(1000))) == 1
 

@@ -140,6 +140,15 @@ def test_log_probabilities_of_the_prompt_are_computed_without_cached_blocks(
     assert (replica.metric("vllm:prefix_cache_queries_total") > queries) == reads_cache
 
 
+def test_without_prefix_caching_nothing_is_reused_or_counted() -> None:
+    with replica_process("--no-enable-prefix-caching") as replica:
+        for _ in range(2):
+            usage = replica.chat("shared beginning " * 30).json["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+        assert replica.metric("vllm:prefix_cache_queries_total") == 0
+        assert replica.metric("vllm:cache_config_info", enable_prefix_caching="False") == 1
+
+
 def test_output_ends_before_a_stop_string(replica: ReplicaProcess) -> None:
     whole = replica.chat("say something", max_tokens=20).json["choices"][0]["message"]["content"]
     stop = whole[30:34]
