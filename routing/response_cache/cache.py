@@ -15,6 +15,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from enum import Enum, StrEnum
+from functools import partial
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -128,9 +129,7 @@ class CacheLookup:
             return Progress.WAITING
         self._flight = caches.flights[key.name] = Flight(key.name)
         self._is_leader = True
-        if caches.store is not None:
-            return caches.look_up(self)
-        return Progress.WAITING if self._look_for_similar() else Progress.MISSING
+        return Progress.WAITING if caches.look_up(self) or self._look_for_similar() else Progress.MISSING
 
     def _look_for_similar(self) -> bool:
         """Look for the response of a similar request; False if there is nothing to wait for."""
@@ -260,7 +259,6 @@ class ResponseCaches:
         self._secret = ""
         self._names: frozenset[str] | None = frozenset()  # of groups that requests have to name; None: not only by name
         self._memo: dict[bytes, tuple[tuple[str, str], ResponseCache, CacheKey]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._requests: Counter[tuple[str, str, Result]] = Counter()
         self._saved: Counter[tuple[str, str, str]] = Counter()  # tokens, by pool, group and kind
 
@@ -340,18 +338,18 @@ class ResponseCaches:
         if self.flights.get(flight.name) is flight:
             del self.flights[flight.name]
 
-    def look_up(self, lookup: CacheLookup) -> Progress:
-        """Ask the store for a lookup's entry; it hears of the result."""
-        task = asyncio.get_running_loop().create_task(self._look_up(lookup))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return Progress.WAITING
-
-    async def _look_up(self, lookup: CacheLookup) -> None:
+    def look_up(self, lookup: CacheLookup) -> bool:
+        """Ask the store for a lookup's entry; the lookup hears of the result later. False without a store."""
         key, store = lookup.key, self.store
-        entry = None if key is None or store is None else await store.get(key.name, self._cipher)
-        if key is not None and entry is not None and not lookup.began_before_purge:
-            self.memory.put(key.name, entry, monotonic())
+        return (
+            key is not None
+            and store is not None
+            and store.look_up(key.name, self._cipher, partial(self._on_stored_entry, lookup, key.name))
+        )
+
+    def _on_stored_entry(self, lookup: CacheLookup, name: str, entry: Entry | None) -> None:
+        if entry is not None and not lookup.began_before_purge:
+            self.memory.put(name, entry, monotonic())
         lookup.on_entry(entry)
 
     async def load(self, name: str) -> Entry | None:
@@ -426,8 +424,6 @@ class ResponseCaches:
 
     async def close(self) -> None:
         """Stop lookups and close the store's connections."""
-        for task in list(self._tasks):
-            task.cancel()
         if self.semantic is not None:
             await self.semantic.close()
         if self.store is not None:

@@ -24,7 +24,7 @@ PURGE_S: Final = 8.0  # deadline of the purge of a store, which a request to the
 ENTRY_OVERHEAD: Final = 512  # bytes of an entry in memory beside its body
 
 
-class Entry(msgspec.Struct, array_like=True):
+class Entry(NamedTuple):
     """A stored response: its body as the replica sent it."""
 
     created_s: float  # Unix time

@@ -4,28 +4,33 @@ The server holds ciphertext under a key that it does not have (AES-256-GCM; the 
 so that no entry can be served under another name). A lookup takes at most ``LOOKUP_S``; a server that is slow, full,
 down or answers garbage costs a miss. After ``FAILURES`` in a row it is not asked for a while, at first
 ``FIRST_PAUSE_S``, doubled up to ``LAST_PAUSE_S`` while single probes fail.
+
+Lookups and writes go over a connection of their own each (``store_connection.py``), because with the client library
+they took more CPU than the rest of a request. What is rare goes through the library.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from time import monotonic
 from typing import Any, Final
 
 import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from routing.response_cache.memory import PURGE_S, Entry, StorePurge
+from routing.response_cache.store_connection import CONNECT_S, Address, Pending, Reply, StoreConnection, command
 
 LOOKUP_S: Final = 0.005
 WRITE_S: Final = 0.25
-CONNECTIONS: Final = 16
 MAX_PENDING_WRITES: Final = 256
 FAILURES: Final = 5
 FIRST_PAUSE_S: Final = 1.0
@@ -33,7 +38,6 @@ LAST_PAUSE_S: Final = 30.0
 NONCE_BYTES: Final = 12
 PURGE_CALL_S: Final = 5.0  # of one command of a purge
 PURGE_BATCH: Final = 1000  # names that one SCAN looks at, and one UNLINK removes
-
 
 _decode_entry: Final = msgspec.msgpack.Decoder(Entry).decode
 _encode: Final = msgspec.msgpack.encode
@@ -46,6 +50,7 @@ class Pause:
         self._failures = 0
         self._until = 0.0
         self._pause_s = FIRST_PAUSE_S
+        self._is_probed = False
 
     @property
     def is_open(self) -> bool:
@@ -59,15 +64,18 @@ class Pause:
         if now < self._until:
             return False
         self._until = now + self._pause_s
+        self._is_probed = True
         return True
 
     def record_success(self) -> None:
-        self._failures, self._pause_s = 0, FIRST_PAUSE_S
+        self._failures, self._pause_s, self._is_probed = 0, FIRST_PAUSE_S, False
 
     def record_failure(self, now: float) -> None:
         self._failures += 1
-        if self._failures > FAILURES:
-            self._pause_s = min(LAST_PAUSE_S, 2 * self._pause_s)
+        if self._is_probed:
+            self._pause_s, self._is_probed = min(LAST_PAUSE_S, 2 * self._pause_s), False
+        elif self._failures > FAILURES:
+            return  # of a command that was sent before
         if self._failures >= FAILURES:
             self._until = now + self._pause_s
 
@@ -78,12 +86,13 @@ class Store:
     def __init__(self, url: str) -> None:
         """ValueError for a URL that is none of redis, rediss and unix."""
         self._url = url
-        self._pool = BlockingConnectionPool.from_url(
-            url, max_connections=CONNECTIONS, timeout=LOOKUP_S, socket_timeout=WRITE_S, socket_connect_timeout=WRITE_S
-        )
-        self._redis = Redis(connection_pool=self._pool)
+        self._address = Address.of(url)
+        self._redis = Redis.from_url(url, socket_timeout=WRITE_S, socket_connect_timeout=CONNECT_S)
+        self._lookups: StoreConnection | None = None
+        self._writes: StoreConnection | None = None
         self._pause = Pause()
-        self._writes: set[asyncio.Task[None]] = set()
+        self._pending_writes = 0
+        self._are_written = asyncio.Event()
         self.errors: Counter[str] = Counter()
 
     @property
@@ -93,16 +102,37 @@ class Store:
 
     async def get(self, name: str, cipher: AESGCM) -> Entry | None:
         """The entry with a name; None if there is none, or if the server does not respond within ``LOOKUP_S``."""
+        found: asyncio.Future[Entry | None] = asyncio.get_running_loop().create_future()
+        if not self.look_up(name, cipher, partial(_resolve, found)):
+            return None
+        return await found
+
+    def look_up(self, name: str, cipher: AESGCM, on_entry: Callable[[Entry | None], None]) -> bool:
+        """Call ``on_entry`` later with the result of ``get``; False if the server is not asked now."""
         if not self._pause.may_ask(monotonic()):
-            return None
-        try:
-            async with asyncio.timeout(LOOKUP_S):
-                data = await self._redis.get(name)
-        except (RedisError, OSError, TimeoutError, ValueError) as error:
-            self._record_failure("lookup", error)
-            return None
-        self._pause.record_success()
-        return self._opened(name, data, cipher) if isinstance(data, bytes) else None
+            return False
+        connection = self._lookups
+        if connection is None or connection.is_lost:
+            connection = self._lookups = StoreConnection(self._address, self._on_lost)
+        pending = Pending(LOOKUP_S, partial(self._on_looked_up, connection, name, cipher, on_entry))
+        connection.send(command(b"GET", name.encode()), pending.on_reply)
+        return True
+
+    def _on_looked_up(
+        self,
+        connection: StoreConnection,
+        name: str,
+        cipher: AESGCM,
+        on_entry: Callable[[Entry | None], None],
+        reply: Reply,
+    ) -> None:
+        entry: Entry | None = None
+        if isinstance(reply, Exception):
+            self._record_failure("lookup", connection, reply)
+        else:
+            self._pause.record_success()
+            entry = None if reply is None else self._opened(name, reply, cipher)
+        on_entry(entry)
 
     def _opened(self, name: str, data: bytes, cipher: AESGCM) -> Entry | None:
         try:
@@ -114,28 +144,35 @@ class Store:
 
     def put(self, name: str, entry: Entry, cipher: AESGCM, ttl_s: int) -> None:
         """Write an entry in the background; it is dropped if ``MAX_PENDING_WRITES`` wait."""
-        if len(self._writes) >= MAX_PENDING_WRITES or not self._pause.may_ask(monotonic()):
+        if self._pending_writes >= MAX_PENDING_WRITES or not self._pause.may_ask(monotonic()):
             self.errors["write_dropped"] += 1
             return
+        connection = self._writes
+        if connection is None or connection.is_lost:
+            connection = self._writes = StoreConnection(self._address, self._on_lost)
         nonce = os.urandom(NONCE_BYTES)
         data = nonce + cipher.encrypt(nonce, _encode(entry), name.encode())
-        task = asyncio.get_running_loop().create_task(self._write(name, data, ttl_s))
-        self._writes.add(task)
-        task.add_done_callback(self._writes.discard)
+        self._pending_writes += 1
+        self._are_written.clear()
+        pending = Pending(WRITE_S, partial(self._on_written, connection))
+        connection.send(command(b"SET", name.encode(), data, b"EX", b"%d" % ttl_s), pending.on_reply)
 
-    async def _write(self, name: str, data: bytes, ttl_s: int) -> None:
-        try:
-            async with asyncio.timeout(WRITE_S):
-                await self._redis.set(name, data, ex=ttl_s)
-        except (RedisError, OSError, TimeoutError, ValueError) as error:
-            self._record_failure("write", error)
-        else:
+    def _on_written(self, connection: StoreConnection, reply: Reply) -> None:
+        self._pending_writes -= 1
+        if not self._pending_writes:
+            self._are_written.set()
+        if not isinstance(reply, Exception):
             self._pause.record_success()
+            return
+        self._record_failure("write", connection, reply)
+        if isinstance(reply, TimeoutError):
+            connection.abort(reply)  # no later than now, so that a purge finds what was written
 
     async def settle(self) -> None:
         """Wait for the writes that are pending now."""
-        if self._writes:
-            await asyncio.wait(set(self._writes), timeout=2 * WRITE_S)
+        if self._pending_writes:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._are_written.wait(), 2 * WRITE_S)
 
     async def purge(self, prefix: str, *, dry_run: bool) -> StorePurge:
         """Remove all entries whose names begin with a prefix, in batches; with ``dry_run``, only count them."""
@@ -163,21 +200,41 @@ class Store:
                         pipeline.execute_command(*command)
                     replies: list[Any] = await pipeline.execute()
         except (RedisError, OSError, TimeoutError, ValueError) as error:
-            self._record_failure("write", error)
+            self._record_failure("write", None, error)
             return None
         self._pause.record_success()
         return replies
 
-    def _record_failure(self, kind: str, error: Exception) -> None:
+    def _record_failure(self, kind: str, connection: StoreConnection | None, error: Exception) -> None:
         self.errors["timeout" if isinstance(error, TimeoutError) else kind] += 1
+        if connection is not None and connection.is_opening:
+            return  # it has more time than a command, and ``_on_lost`` is called if it is not opened
         self._pause.record_failure(monotonic())
+        if self._pause.is_open:
+            self._disconnect()
+
+    def _on_lost(self, was_open: bool) -> None:
+        if not was_open:
+            self.errors["connect"] += 1
+            self._pause.record_failure(monotonic())
+
+    def _disconnect(self) -> None:
+        """Close the connections, because the server may not read what it was sent."""
+        for connection in (self._lookups, self._writes):
+            if connection is not None and not connection.is_opening:
+                connection.abort(ConnectionAbortedError())
 
     async def close(self) -> None:
-        """Cancel writes and close connections."""
-        for task in list(self._writes):
-            task.cancel()
-        await asyncio.gather(*self._writes, return_exceptions=True)
-        await self._pool.disconnect()
+        """Close all connections; pending writes are lost."""
+        for connection in (self._lookups, self._writes):
+            if connection is not None:
+                connection.abort(ConnectionAbortedError())
+        await self._redis.aclose()
+
+
+def _resolve(future: asyncio.Future[Entry | None], entry: Entry | None) -> None:
+    if not future.done():
+        future.set_result(entry)
 
 
 async def _scan(redis: Redis, prefix: str) -> AsyncIterator[list[bytes | str]]:

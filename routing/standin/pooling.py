@@ -18,9 +18,9 @@ from aiohttp.typedefs import Handler
 from xxhash import xxh3_64_intdigest
 
 from routing.standin.errors import bad_request, invalid
-from routing.standin.exchange import ok, read_json, replica_key
 from routing.standin.replica import Task
 from routing.standin.requests import GenerationRequest, check_length, check_model, encode, prompt_of_ids, render_chat
+from routing.standin.responses import ok, read_json, replica_key
 
 DIMENSIONS: Final = 8
 LABELS: Final = ("LABEL_0", "LABEL_1")

@@ -1,5 +1,7 @@
 """Responses in the format of vLLM 0.32: whole bodies, and the events of a stream, with the captures' field order.
 
+What all handlers use is here too: the replica, JSON bodies of requests, and JSON responses.
+
 Events are written straight from the engine's timer to the connection's transport, so that a token costs no task
 switch: one HTTP chunk for each event, as vLLM sends them, and one write per stream and engine step. aiohttp sends the
 headers before and ends the body after.
@@ -13,10 +15,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+from aiohttp import web
 
 from routing.standin.errors import CrashAfterChunks, error_body
-from routing.standin.replica import Choice, Generation
-from routing.standin.requests import encode, token_ids
+from routing.standin.replica import Choice, Generation, Replica
+from routing.standin.requests import decode_body, encode, token_ids
 from routing.standin.tools import ToolCall, call_id
 
 VERSION = "0.32.0"
@@ -24,6 +27,23 @@ FINGERPRINT = f"vllm-{VERSION}-standin"
 DONE = b"data: [DONE]\n\n"
 
 _encode = msgspec.json.encode
+
+replica_key: web.AppKey[Replica] = web.AppKey("replica", Replica)
+
+
+def json_response(body: bytes, status: int = 200) -> web.Response:
+    """A response with this JSON."""
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+def ok(value: object) -> web.Response:
+    """A response with this value as JSON."""
+    return json_response(msgspec.json.encode(value))
+
+
+async def read_json(request: web.Request) -> dict[str, object]:
+    """The request's body, a JSON object; ApiError otherwise."""
+    return decode_body(await request.read(), request.headers.get("Content-Type", ""))
 
 
 def usage(generation: Generation, *, is_stream: bool = False) -> dict[str, Any]:

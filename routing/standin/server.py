@@ -23,7 +23,6 @@ from aiohttp.typedefs import Handler
 
 from routing.standin import anthropic, pooling, responses_api, transfers
 from routing.standin.errors import ApiError, bad_request, error_body, read_fault
-from routing.standin.exchange import json_response, ok, read_json, replica_key
 from routing.standin.metrics import CONTENT_TYPE
 from routing.standin.replica import Generation, Replica, ReplicaSettings, Task, parse_settings
 from routing.standin.requests import (
@@ -39,7 +38,19 @@ from routing.standin.requests import (
     render_chat,
     token_ids,
 )
-from routing.standin.responses import CHAT, COMPLETION, DONE, VERSION, Api, EventStream, StreamFormat
+from routing.standin.responses import (
+    CHAT,
+    COMPLETION,
+    DONE,
+    VERSION,
+    Api,
+    EventStream,
+    StreamFormat,
+    json_response,
+    ok,
+    read_json,
+    replica_key,
+)
 from routing.standin.responses_api import ResponseStore
 from routing.standin.transfers import RemoteBlocks
 
