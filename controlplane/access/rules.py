@@ -242,6 +242,7 @@ RULES: Mapping[str, Rule] = {
     "telemetry-api:reconciliation": VIEW,
     "telemetry-api:breakdown": VIEW,
     "telemetry-api:capacity": VIEW,
+    "telemetry-api:response-caches": VIEW,
     "telemetry-api:scaling": VIEW,
     "telemetry-api:report": VIEW,
     **_resource("telemetry-api:alert-rule", create=EDITOR, change=EDITOR, remove=EDITOR),

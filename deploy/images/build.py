@@ -4,7 +4,7 @@ Theory of operation. An image has three layers, each built as a folder (a tree) 
 
 1. ``base``      Debian's C library, Python, certificates and time zones, unpacked from pinned packages; no shell, no
                  package manager;
-2. ``packages``  ``/opt/venv``: the wheels of requirements/router.txt or controlplane.txt, by hash;
+2. ``packages``  ``/opt/venv``: the wheels of requirements/semantic.txt or controlplane.txt, by hash;
 3. ``warmpath``  ``/opt/warmpath``: our compiled wheel, for the control plane also templates and collected static
                  files; ``/usr/share/doc/warmpath``: bill of materials and licences.
 

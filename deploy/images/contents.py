@@ -67,7 +67,7 @@ class Image:
 
 ROUTER = Image(
     short_name="router",
-    lock="router",
+    lock="semantic",
     title="Warmpath router",
     description="Routes requests to vLLM replicas whose KV caches are warm for them",
     entrypoint=(f"/{PACKAGES}/bin/python", "-m", "routing"),

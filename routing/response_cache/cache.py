@@ -315,7 +315,7 @@ class ResponseCaches:
             return None
         semantic = self.semantic
         with_turn = semantic is not None and semantic.has(names)
-        key = self._keys.key_of(request, scope, settings, with_turn=with_turn)
+        key: CacheKey | None = self._keys.key_of(request, scope, settings, with_turn=with_turn)
         if key is None:
             return CacheLookup(self, names, settings, key, on_result)
         if len(self._memo) >= MEMO_ENTRIES:

@@ -39,7 +39,8 @@ NONCE_BYTES: Final = 12
 PURGE_CALL_S: Final = 5.0  # of one command of a purge
 PURGE_BATCH: Final = 1000  # names that one SCAN looks at, and one UNLINK removes
 
-_decode_entry: Final = msgspec.msgpack.Decoder(Entry).decode
+# The fields of an entry: msgspec cannot read the annotations of a compiled class.
+_decode_fields: Final = msgspec.msgpack.Decoder(tuple[float, float, bool, bool, bytes, int | None, int | None]).decode
 _encode: Final = msgspec.msgpack.encode
 
 
@@ -137,7 +138,7 @@ class Store:
     def _opened(self, name: str, data: bytes, cipher: AESGCM) -> Entry | None:
         try:
             text = cipher.decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], name.encode())
-            return _decode_entry(text)
+            return Entry(*_decode_fields(text))
         except (InvalidTag, msgspec.DecodeError, ValueError, TypeError):
             self.errors["invalid_entry"] += 1
             return None

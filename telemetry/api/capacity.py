@@ -1,7 +1,11 @@
-"""``/capacity``: a pool's KV cache in bytes, savings, capacity sweep, a shared cache, and response caches."""
+"""``/capacity``: a pool's KV cache in bytes, savings, capacity sweep, a shared cache, and response caches.
+
+``/response-caches``: what the response caches of a pool or task group answered.
+"""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +18,8 @@ from rest_framework.response import Response
 from controlplane.api.views import TransactionalView
 from telemetry.api.breakdown import BreakdownQuery
 from telemetry.lab.shared_cache import Advice, tier_parameters, tiers_of
+from telemetry.services.figures.semantic_cache import BY_SEVERITY, UNKNOWN, semantic_cache_of
+from telemetry.services.lab.costs import response_cache_figures
 from telemetry.services.lab.sizing import sizing_of
 
 
@@ -223,3 +229,77 @@ class CapacityView(TransactionalView):
         pool, window = params["pool"], params["window"]
         sizing = sizing_of(pool, window, tiers_of(params))
         return Response({"pool": pool.name, "start": window.start, "end": window.end, **sizing.as_json()})
+
+
+class SemanticRouterSerializer(serializers.Serializer[Any]):
+    """The semantic cache at one router, as of the last scrape; null: not reported."""
+
+    router = serializers.CharField()
+    state = serializers.ChoiceField(choices=[*BY_SEVERITY, UNKNOWN])
+    is_partly = serializers.BooleanField(help_text="other processes of the router are in another state")
+    recent_precision = serializers.FloatField(allow_null=True)
+    lower_bound = serializers.FloatField(allow_null=True, help_text="of the precision, 95 %")
+    window_checks = serializers.FloatField(allow_null=True)
+    entries = serializers.FloatField(allow_null=True)
+    reason = serializers.CharField(allow_blank=True, help_text="why the state is unknown")
+
+
+class PrecisionPointSerializer(serializers.Serializer[Any]):
+    """The checks of requests with at least this similarity."""
+
+    threshold = serializers.FloatField()
+    checks = serializers.IntegerField()
+    wrong = serializers.IntegerField()
+    precision = serializers.FloatField()
+    interval = serializers.ListField(child=serializers.FloatField(), help_text="of the precision, 95 %: low, high")
+
+
+class SemanticEvidenceSerializer(serializers.Serializer[Any]):
+    """The semantic cache of a task group; ``points`` by ascending threshold, of all checks so far."""
+
+    routers = SemanticRouterSerializer(many=True, source="rows")
+    points = PrecisionPointSerializer(many=True)
+
+
+class ResponseCachesResponse(serializers.Serializer[Any]):
+    """What exact and semantic caches answered from ``start`` to ``end``; null: unknown."""
+
+    pool = serializers.CharField()
+    group = serializers.CharField(allow_null=True, allow_blank=True, help_text="null: all")
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    hits = serializers.IntegerField(allow_null=True, help_text="requests answered without a replica")
+    misses = serializers.IntegerField(allow_null=True, help_text="cacheable requests that a replica answered")
+    bypassed = serializers.IntegerField(allow_null=True, help_text="requests of the same groups that are not cacheable")
+    hit_ratio = serializers.FloatField(allow_null=True, help_text="hits / (hits + misses)")
+    prompt_tokens = serializers.IntegerField(allow_null=True, help_text="of the hits")
+    generated_tokens = serializers.IntegerField(allow_null=True, help_text="of the hits")
+    prefill = PrefillSerializer(help_text="of those prompt tokens: at most this was saved in the window")
+    currency = serializers.CharField(allow_null=True, allow_blank=True)
+    notes = serializers.ListField(child=serializers.CharField())
+    semantic = SemanticEvidenceSerializer(allow_null=True, help_text="null: no group was named, or it has none")
+
+
+class ResponseCachesView(TransactionalView):
+    """What the response caches of a pool, or of one of its task groups, answered."""
+
+    @extend_schema(parameters=[BreakdownQuery], responses=ResponseCachesResponse)
+    def get(self, request: Request) -> Response:
+        """Requests, tokens, prefill time and money that no replica had to spend, and evidence of a semantic cache."""
+        query = BreakdownQuery(data=request.query_params, context={"request": request})
+        query.is_valid(raise_exception=True)
+        params: dict[str, Any] = query.validated_data
+        pool, window, name = params["pool"], params["window"], params.get("group")
+        figures = response_cache_figures([pool], window, timezone.now(), group=name)
+        group = None if name is None else pool.groups.filter(name=name).first()
+        body = {
+            **{field.name: getattr(figures, field.name) for field in fields(figures)},
+            "prefill": figures.prefill.as_json(),
+            "hit_ratio": figures.hit_ratio,
+            "pool": pool.name,
+            "group": name,
+            "start": window.start,
+            "end": window.end,
+            "semantic": semantic_cache_of(group, pool.name),
+        }
+        return Response(ResponseCachesResponse(body).data)

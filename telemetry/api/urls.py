@@ -5,7 +5,7 @@ from rest_framework.routers import SimpleRouter
 
 from telemetry.api import alert_viewsets, viewsets
 from telemetry.api.breakdown import BreakdownView, ReconciliationView
-from telemetry.api.capacity import CapacityView
+from telemetry.api.capacity import CapacityView, ResponseCachesView
 from telemetry.api.heartbeat import HeartbeatViewSet
 from telemetry.api.metrics_servers import MetricsServerViewSet
 from telemetry.api.reports import ReportView
@@ -36,6 +36,7 @@ urlpatterns = [
     path("series", viewsets.SeriesView.as_view(), name="series"),
     path("reconciliation", ReconciliationView.as_view(), name="reconciliation"),
     path("capacity", CapacityView.as_view(), name="capacity"),
+    path("response-caches", ResponseCachesView.as_view(), name="response-caches"),
     path("scaling", ScalingView.as_view(), name="scaling"),
     path("report", ReportView.as_view(), name="report"),
     path("breakdown", BreakdownView.as_view(), name="breakdown"),

@@ -334,4 +334,4 @@ async def test_a_store_of_response_caches_that_fails_causes_no_error(capsys: pyt
 
     assert {figures.errors for rounds in found.values() for figures in rounds} == {0}
     assert {"no cache", "store", "store hangs", "store is down", "store is full", "hits, store"} <= found.keys()
-    assert "us CPU a request, 0 errors" in capsys.readouterr().out
+    assert "at full load, 0 errors" in capsys.readouterr().out

@@ -228,6 +228,11 @@ async def test_the_router_serves_read_only_and_compiled(containers, tmp_path):
             assert has_no_privileges(router.process.pid)
 
 
+def test_the_router_image_has_what_semantic_caches_need(containers):
+    process = containers["router"].run("python", "-c", "import routing.response_cache.semantic")
+    assert process.returncode == 0, process.stderr
+
+
 def has_no_privileges(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_text()
     return "Uid:\t10001\t10001" in status and bool(re.search(r"^CapEff:\t0+$", status, re.MULTILINE))

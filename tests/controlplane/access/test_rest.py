@@ -94,6 +94,7 @@ def test_objects_of_other_projects_are_not_found(here, there, user_with, script_
     for query in (
         f"series?metric=hit_rate&pool={there.pool.name}",
         f"capacity?pool={there.pool.name}",
+        f"response-caches?pool={there.pool.name}",
         f"report?pool={there.pool.name}",
         f"report?rollout={there.rollout.pk}",
     ):
