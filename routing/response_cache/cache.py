@@ -382,8 +382,11 @@ class ResponseCaches:
         return len(names)
 
     async def purge_store(self, purge: CachePurge) -> StorePurge | None:
-        """Remove the entries of a purge from the store; None without a store."""
-        return None if self.store is None else await self.store.purge(self._prefix_of(purge), dry_run=purge.dry_run)
+        """Remove the entries of a purge from the store, and its task group's vectors; None without a store."""
+        if self.store is None:
+            return None
+        vectors = None if self.semantic is None else self.semantic.stream_of(purge.pool, purge.group)
+        return await self.store.purge(self._prefix_of(purge), vectors, dry_run=purge.dry_run)
 
     def _prefix_of(self, purge: CachePurge) -> str:
         return entry_prefix(self._secret, purge.pool, purge.group, model=purge.model, namespace=purge.namespace)

@@ -344,6 +344,11 @@ class VectorIndex:
     def __contains__(self, scope: bytes) -> bool:
         return scope in self._scopes
 
+    def may_add(self, scope: bytes, name: str, vector: Vector) -> bool:
+        """Whether a vector of another process is new here, and of the model of the others in its scope."""
+        found = self._scopes.get(scope)
+        return found is None or (name not in found.rows and found.matrix.shape[1:] == vector.shape)
+
     async def nearest(self, scope: bytes, vector: Vector, now: float) -> list[Match]:
         """The most similar vectors of a scope, best first. ``now``: Unix time."""
         found = self._scopes.get(scope)

@@ -121,7 +121,7 @@ class Evidence:
         self._is_sharing, self._refresh_at = True, monotonic() + REFRESH_S
         written, counted = len(self._unshared), Counts(self._unshared_counts)
         counts_name = f"{self.name}:counts"
-        commands: list[tuple[str | int, ...]] = [
+        commands: list[tuple[str | int | bytes, ...]] = [
             ("HINCRBY", counts_name, f"{similarity} {int(is_right)}", number)
             for (similarity, is_right), number in counted.items()
         ]

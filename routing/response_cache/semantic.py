@@ -2,7 +2,8 @@
 
 Theory of operation. A request that misses the exact cache may be similar to an earlier one of its scope: everything but
 the text of the last user message is equal, the caller included. Its message is embedded, and the index names the most
-similar earlier messages with their entries in the exact cache. The index is this process's own.
+similar earlier messages with their entries in the exact cache. The index is this process's own; with a store it also
+gets the vectors of other processes (``shared_vectors.py``).
 
 In shadow, nothing of this is on the request's path: once its response is stored, a background task embeds the message,
 compares the response with that of the most similar earlier one (a check, ``evidence.py``), and adds it to the index.
@@ -27,8 +28,9 @@ from routing.log import defect
 from routing.observability.metrics import PREFIX, header, labels
 from routing.response_cache.embeddings import Balancer, Embedder, Vector, VectorIndex, similarity_of
 from routing.response_cache.evidence import LEAST_SIMILARITY, Counts, Evidence, State, answer_of, compare
+from routing.response_cache.shared_vectors import SharedVectors
 from routing.response_cache.store import Pause
-from routing.schema import RouterConfig, SemanticCache, TaskGroupConfig, evidence_name
+from routing.schema import RouterConfig, SemanticCache, TaskGroupConfig, evidence_name, vectors_name
 
 if TYPE_CHECKING:
     import re
@@ -61,15 +63,22 @@ class SemanticGroup:
     """The semantic cache of one task group."""
 
     def __init__(
-        self, settings: SemanticCache, balancer: Balancer, evidence: Evidence, vectors_of: tuple[str, ...]
+        self,
+        settings: SemanticCache,
+        balancer: Balancer,
+        evidence: Evidence,
+        index: VectorIndex,
+        vectors: SharedVectors | None,
+        vectors_of: str,
     ) -> None:
         self.settings = settings
-        self.vectors_of = vectors_of  # what its vectors depend on
+        self.vectors_of = vectors_of  # changes with what its vectors depend on
         self.evidence = evidence
+        self.index = index
+        self.vectors = vectors  # None: there is no store
         self.errors: Counter[str] = Counter()  # of embeddings, by kind
         self.lookups: Counter[str] = Counter()  # while serving, by result
         self.embedder = Embedder(balancer, settings.embedding_model, self.errors)
-        self.index = VectorIndex(settings.max_entries)
         self.patience = Pause()  # of requests that wait for their embeddings
 
     def configure(self, settings: SemanticCache) -> None:
@@ -77,6 +86,17 @@ class SemanticGroup:
         self.settings = settings
         self.index.max_entries = settings.max_entries
         self.evidence.configure(settings)
+
+    async def share(self) -> None:
+        """Exchange checks and vectors with other processes, where it is time to."""
+        if self.evidence.should_share():
+            await self.evidence.share()
+        if self.vectors is not None and self.vectors.should_share():
+            await self.vectors.share()
+
+    def should_share(self) -> bool:
+        """Whether ``share`` would do something."""
+        return self.evidence.should_share() or (self.vectors is not None and self.vectors.should_share())
 
 
 class SemanticLookup:
@@ -95,8 +115,8 @@ class SemanticLookup:
     def start(self, on_similar: OnSimilar) -> bool:
         """Look for a similar request whose response may be served; False if there is nothing to wait for."""
         group, caches = self._group, self._caches
-        if group.evidence.should_share():
-            caches.run(group.evidence.share())
+        if group.should_share():
+            caches.run(group.share())
         is_serving = group.evidence.state is State.SERVING
         self._is_check = not is_serving or caches.random.random() < group.settings.check_rate
         if self._is_check or self._turn.scope not in group.index or not group.patience.may_ask(monotonic()):
@@ -143,9 +163,10 @@ class SemanticLookup:
                 group.evidence.record(similar.similarity, is_right=is_right)
         if entry is not None:
             group.index.put(self._turn.scope, self._key, vectors[0], entry.expires_s, time())
+            if group.vectors is not None:
+                group.vectors.add(self._turn.scope, self._key, vectors[0], entry.expires_s)
             self._caches.limit_memory()
-        if group.evidence.should_share():
-            await group.evidence.share()
+        await group.share()
 
     async def _is_right(self, stored: Entry, body: bytes, *, is_stream: bool) -> bool | None:
         """Whether the stored response says the same as the replica's; None if that is unknown."""
@@ -206,13 +227,19 @@ class SemanticCaches:
         if current is not None and current.evidence.name == name:
             current.configure(settings)
             return current
-        vectors_of = secret, settings.embedding_pool, settings.embedding_model
+        vectors_of = vectors_name(secret, *names, settings)
         evidence = Evidence(names, settings, name, self._store)
-        new = SemanticGroup(settings, self._balancer, evidence, vectors_of)
         if current is not None and current.vectors_of == vectors_of:
-            new.index = current.index
-            new.index.max_entries = settings.max_entries
-        return new
+            index, vectors = current.index, current.vectors
+            index.max_entries = settings.max_entries
+        else:
+            index = VectorIndex(settings.max_entries)
+            vectors = (
+                None
+                if self._store is None
+                else SharedVectors(vectors_of, secret, self._store, index, self.limit_memory)
+            )
+        return SemanticGroup(settings, self._balancer, evidence, index, vectors, vectors_of)
 
     def has(self, names: tuple[str, str]) -> bool:
         """Whether a pool's task group has a semantic cache."""
@@ -237,6 +264,13 @@ class SemanticCaches:
         """Remove the vectors of the entries that a purge removes."""
         for group in self._groups.values():
             group.index.remove_matching(pattern)
+            if group.vectors is not None:
+                group.vectors.forget()
+
+    def stream_of(self, pool: str, group: str) -> str | None:
+        """The name of a task group's vectors in the store; None if it has none."""
+        found = self._groups.get((pool, group))
+        return None if found is None else found.vectors_of
 
     def limit_memory(self) -> None:
         """Let the largest index give up what it used least recently, while all of them are too large."""

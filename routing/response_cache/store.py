@@ -175,12 +175,17 @@ class Store:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._are_written.wait(), 2 * WRITE_S)
 
-    async def purge(self, prefix: str, *, dry_run: bool) -> StorePurge:
-        """Remove all entries whose names begin with a prefix, in batches; with ``dry_run``, only count them."""
+    async def purge(self, prefix: str, vectors: str | None, *, dry_run: bool) -> StorePurge:
+        """Remove all entries whose names begin with a prefix, in batches, and a group's vectors.
+
+        With ``dry_run``, only count the entries.
+        """
         removed, is_complete = 0, False
         client = Redis.from_url(self._url, socket_timeout=PURGE_CALL_S, socket_connect_timeout=PURGE_CALL_S)
         try:
             async with asyncio.timeout(PURGE_S), client as redis:
+                if vectors is not None and not dry_run:
+                    await redis.unlink(vectors)
                 async for names in _scan(redis, prefix):
                     removed += len(names) if dry_run else await redis.unlink(*names)
                 is_complete = True
@@ -190,7 +195,7 @@ class Store:
             problem = f"the store of response caches failed ({type(error).__name__})"
             return StorePurge(removed, None, None if is_complete else problem)
 
-    async def execute(self, commands: list[tuple[str | int, ...]]) -> list[Any] | None:
+    async def execute(self, commands: list[tuple[str | int | bytes, ...]]) -> list[Any] | None:
         """Run several commands in one round trip; None if any of them fails, or all take longer than ``WRITE_S``."""
         if not self._pause.may_ask(monotonic()):
             return None

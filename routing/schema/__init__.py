@@ -81,6 +81,7 @@ from routing.schema.response_cache import ToolCalls as ToolCalls
 from routing.schema.response_cache import derived_key as derived_key
 from routing.schema.response_cache import entry_prefix as entry_prefix
 from routing.schema.response_cache import evidence_name as evidence_name
+from routing.schema.response_cache import vectors_name as vectors_name
 from routing.schema.response_cache import wilson_interval as wilson_interval
 from routing.schema.ring import moved_by_chance as moved_by_chance
 from routing.schema.ring import moved_ratio as moved_ratio

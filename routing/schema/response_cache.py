@@ -174,6 +174,12 @@ def evidence_name(hash_secret: str, pool: str, group: str, version: str, setting
     return f"{EVIDENCE_PREFIX}:{_digest(key, 'evidence', *names, *limits)}"
 
 
+def vectors_name(hash_secret: str, pool: str, group: str, settings: SemanticCache) -> str:
+    """The name under which routers share the vectors of a group's semantic cache: others, for another model."""
+    names = pool, group, settings.embedding_pool, settings.embedding_model
+    return f"{EVIDENCE_PREFIX}:{_digest(derived_key(hash_secret, 'response cache names'), 'vectors', *names)}:vectors"
+
+
 def _digest(key: bytes, kind: str, *names: str) -> str:
     text = "\0".join((kind, *names)).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=SCOPE_DIGEST_BYTES, key=key).hexdigest()

@@ -5,11 +5,10 @@ from rest_framework.routers import SimpleRouter
 
 from telemetry.api import alert_viewsets, viewsets
 from telemetry.api.breakdown import BreakdownView, ReconciliationView
-from telemetry.api.capacity import CapacityView, ResponseCachesView
+from telemetry.api.capacity import CapacityView, ResponseCachesView, ScalingView
 from telemetry.api.heartbeat import HeartbeatViewSet
 from telemetry.api.metrics_servers import MetricsServerViewSet
 from telemetry.api.reports import ReportView
-from telemetry.api.scaling import ScalingView
 from telemetry.api.what_ifs import PredictionViewSet, WhatIfViewSet
 
 router = SimpleRouter(trailing_slash=False)

@@ -18,7 +18,7 @@ from django.utils import timezone
 from controlplane.services.fleet.pools import create_pool
 from routing.observability.metrics import PREDICTION_LINES, PREFIX
 from routing.schema import ResponseCache, TaskGroupConfig
-from telemetry.api.scaling import ScalingQuery, ScalingResponse
+from telemetry.api.capacity import ScalingQuery, ScalingResponse
 from telemetry.metrics.router import OVERFLOW_REASONS
 from telemetry.services.self_monitoring import own_metrics
 from telemetry.web.views.metrics_servers import PREFIX as CONTROLPLANE

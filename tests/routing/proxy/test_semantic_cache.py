@@ -6,12 +6,13 @@ import asyncio
 import hashlib
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,9 +24,11 @@ from redis import Redis
 from routing.response_cache import embeddings as embeddings_module
 from routing.response_cache import evidence as evidence_module
 from routing.response_cache import semantic as semantic_module
+from routing.response_cache import shared_vectors as vectors_module
 from routing.response_cache import store as store_module
 from routing.response_cache.embeddings import VectorIndex
 from routing.response_cache.evidence import Evidence, State, answer_of, bucket_of, compare
+from routing.response_cache.shared_vectors import BATCH, MAX_UNSHARED, SharedVectors
 from routing.schema import (
     Access,
     CachePurge,
@@ -537,7 +540,7 @@ async def test_routers_with_a_store_share_checks_and_keep_them_over_a_restart(tw
         for at in range(25):
             await send(harness, body_of(f"About topicaa {at}", cache={"namespace": "first"}))
         states = [await state(harness)]
-    name = next(key for key in stored.keys("warmpath:semantic:*") if not key.endswith(b":counts"))
+    name = next(key for key in stored.keys("warmpath:semantic:*") if not key.endswith((b":counts", b":vectors")))
     async with router_before(two) as harness:
         states.append(await state(harness))
         await send(harness, body_of("About topicaa once more"))
@@ -559,6 +562,95 @@ async def test_routers_with_a_store_share_checks_and_keep_them_over_a_restart(tw
     assert stored.lrange(name, 0, -1) == [b"1"] * int(checks[0][1])
     assert stored.ttl(name) > 86_400
     assert b"topic" not in b"".join(stored.keys("*"))
+
+
+def streams(stored: Redis) -> list[bytes]:
+    """The streams of vectors in the store."""
+    return [name for name in stored.keys("*") if stored.type(name) == b"stream"]
+
+
+async def test_routers_with_a_store_share_vectors_and_keep_them_over_a_restart(two, stored, monkeypatch):
+    monkeypatch.setattr(vectors_module, "REFRESH_S", 0.0)
+    async with router_before(two) as early:
+        trust(early)
+        await send(early, body_of("Tell me about topicaa"))
+        (name,) = streams(stored)
+        ttl_s = stored.ttl(name)
+        async with router_before(two) as late:
+            await send(late, body_of("Tell me about topiccc"))  # a process reads the vectors with its first request
+            found = [await send(late, body_of("Please explain topicaa"))]
+            await send(early, body_of("Tell me about topicee"))
+            found.append(await send(early, body_of("Please explain topiccc")))
+            entries = [await metrics(harness, "index_entries", group="faq") for harness in (early, late)]
+
+    assert [received.cache for received in found] == ["hit", "hit"]
+    assert all(received.similarity > SERVE.threshold for received in found)
+    assert [rows[0][1] for rows in entries] == [3, 2]
+    assert ttl_s > 86_400
+
+
+async def test_the_store_cannot_read_vectors_and_cannot_forge_them(two, stored):
+    async with router_before(two) as harness:
+        for group in ("faq", "other"):
+            await send(harness, body_of("Tell me about topicaa"), X_Task_Group=group)
+    one, other = streams(stored)
+    (record,), (moved,) = ([fields[b"v"] for _, fields in stored.xrange(name)] for name in (one, other))
+    numbers = vector_of("Tell me about topicaa")
+    for data in (moved, record[:-1], b"", record[:20] + bytes(len(record) - 20)):
+        stored.xadd(one, {"v": data})
+    stored.xadd(one, {"other": b"fields"})
+    async with router_before(two) as harness:
+        for group in ("faq", "other"):
+            await send(harness, body_of("Tell me about topiccc"), X_Task_Group=group)
+        rows = samples((await harness.admin("GET", "/metrics"))[1])["warmpath_router_response_cache_store_errors_total"]
+        entries = [value for _, value in await metrics(harness, "index_entries")]
+
+    assert not any(numbers.astype(kind).tobytes()[:16] in record for kind in ("<f2", "<f4", "<f8"))
+    assert rows == [({"kind": "invalid_vector"}, 5)]
+    assert entries == [2, 2]
+
+
+async def test_a_purge_removes_the_shared_vectors_of_its_task_group(two, stored):
+    async with router_before(two) as harness:
+        for group in ("faq", "other"):
+            await send(harness, body_of("Tell me about topicaa"), X_Task_Group=group)
+        caches = harness.router.services.all_response_caches
+        kept = []
+        for dry_run in (True, False):
+            await caches.purge_store(CachePurge(pool="chat", group="faq", namespace="", dry_run=dry_run))
+            kept.append(len(streams(stored)))
+
+    assert kept == [2, 1]
+
+
+async def test_shared_vectors_are_bounded(stored):
+    store, batches = store_module.Store(os.environ["WARMPATH_ROUTER_CACHE_URL"]), []
+    index = VectorIndex(max_entries=10)
+    writer = SharedVectors("vectors", SECRET, store, VectorIndex(max_entries=10), lambda: None)
+    for at in range(MAX_UNSHARED + 44):
+        writer.add(b"scope", f"entry-{at}", np.full(2, at, dtype=np.float32), time() + 60)
+    await writer.share()
+    length = stored.xlen("vectors")
+    await SharedVectors("vectors", SECRET, store, index, lambda: batches.append(len(index))).share()
+    await store.close()
+
+    assert 10 <= length <= 10 + 100  # a stream is cut between nodes of 100
+    assert len(batches) == length // BATCH + 1
+    assert max(batches) == 10
+
+
+async def test_a_shared_vector_that_has_expired_or_is_of_another_model_is_not_added(stored):
+    store, index = store_module.Store(os.environ["WARMPATH_ROUTER_CACHE_URL"]), VectorIndex(max_entries=10)
+    vectors = SharedVectors("vectors", SECRET, store, index, lambda: None)
+    index.put(b"known", "own", unit(np.ones(3)).astype(np.float32), time() + 60, time())
+    vectors.add(b"known", "of another model", np.ones(2, dtype=np.float32), time() + 60)
+    vectors.add(b"known", "expired", np.ones(3, dtype=np.float32), time() - 1)
+    vectors.add(b"known", "good", np.ones(3, dtype=np.float32), time() + 60)
+    await vectors.share()
+    names = {match.name for match in await index.nearest(b"known", np.ones(3, dtype=np.float32), time())}
+    await store.close()
+
+    assert names == {"own", "good"}
 
 
 # --- its parts ---
