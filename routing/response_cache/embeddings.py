@@ -1,21 +1,20 @@
-"""Embeddings of texts, from a pool of the fleet, and a bounded index of them. Needs numpy.
+"""Embeddings of texts, from a pool of the fleet. Needs numpy.
 
 A request for embeddings is placed by the router's balancer and uses the replica's connections. It is not retried: a
 failure costs a similar request its hit and nothing else. After five failures in a row the pool is left alone for a
 second, then up to 30 s, and probed by one request. The circuit breakers of replicas do not count these requests.
 
-Vectors are normalized, so that a product of two is their cosine similarity. The index is exact: the vectors of a scope
-are the rows of one matrix. It holds no text.
+Vectors are normalized, so that a product of two is their cosine similarity.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -30,8 +29,6 @@ from routing.response_cache.store import Pause
 from routing.types import RoutingError
 
 if TYPE_CHECKING:
-    import re
-
     from routing.balancing.load_tracker import Ticket
     from routing.balancing.placement import Decision, Placement
     from routing.balancing.replicas import HealthRegistry
@@ -247,166 +244,3 @@ class EmbeddingCall:
 
     def on_stalled(self) -> None:
         """Does nothing: the caller's deadline ends the request."""
-
-
-# --- the index ---
-
-FIRST_ROWS: Final = 4
-ROW_OVERHEAD: Final = 400  # bytes of a vector in memory beside its numbers: its entry's name, twice a number, a slot
-SCOPE_OVERHEAD: Final = 1500  # of a scope: its digest, its arrays and its dictionary
-MAX_LOOP_NUMBERS: Final = 1 << 20  # numbers to multiply on the event loop, 0.2 ms; more of them are in a thread
-CANDIDATES: Final = 3  # nearest vectors, of which the first may point at an entry that is gone
-
-
-class Match(NamedTuple):
-    """A vector's entry, and its similarity with the vector that was searched for."""
-
-    name: str
-    similarity: float
-
-
-class _Scope:
-    """The vectors of one scope: rows of a matrix, in no order."""
-
-    def __init__(self, dimensions: int) -> None:
-        self.names: list[str] = []
-        self.rows: dict[str, int] = {}
-        self.matrix = np.empty((FIRST_ROWS, dimensions), dtype=np.float32)
-        self.times = np.zeros((FIRST_ROWS, 2))  # Unix time of expiry, and when it was used last
-
-    @property
-    def bytes(self) -> int:
-        """Estimated memory."""
-        return self.matrix.nbytes + self.times.nbytes + ROW_OVERHEAD * len(self.matrix) + SCOPE_OVERHEAD
-
-    def put(self, name: str, vector: Vector, expires_s: float, now: float) -> None:
-        row = self.rows.get(name)
-        if row is None:
-            row = self.rows[name] = len(self.names)
-            self.names.append(name)
-            if row == len(self.matrix):  # doubled
-                self.matrix = np.concatenate((self.matrix, np.empty_like(self.matrix)))
-                self.times = np.concatenate((self.times, np.zeros_like(self.times)))
-        self.matrix[row] = vector
-        self.times[row] = expires_s, now
-
-    def remove(self, name: str) -> None:
-        """Remove a vector; the last one takes its row."""
-        row, last = self.rows.pop(name), len(self.names) - 1
-        if row != last:
-            moved = self.names[row] = self.names[last]
-            self.rows[moved] = row
-            self.matrix[row], self.times[row] = self.matrix[last], self.times[last]
-        self.names.pop()
-
-    def least_recent(self) -> str:
-        """The entry whose vector was used least recently."""
-        return self.names[int(np.argmin(self.times[: len(self.names), 1]))]
-
-    async def nearest(self, vector: Vector, now: float) -> list[Match]:
-        """The most similar vectors that have not expired, best first; the first one counts as used."""
-        used = len(self.names)
-        parts = self.matrix[:used], self.times[:used, 0] <= now, vector
-        large = used * len(vector) > MAX_LOOP_NUMBERS
-        rows = await asyncio.to_thread(_nearest_rows, *parts) if large else _nearest_rows(*parts)
-        found = [
-            Match(self.names[row], similarity_of(self.matrix[row], vector))  # in a thread's time, rows may have moved
-            for row in rows
-            if row < len(self.names) and self.times[row, 0] > now
-        ]
-        found.sort(key=lambda match: -match.similarity)
-        if found:
-            self.times[self.rows[found[0].name], 1] = now
-        return found
-
-
-def _nearest_rows(matrix: npt.NDArray[np.float32], expired: npt.NDArray[np.bool_], vector: Vector) -> list[int]:
-    """The rows of the ``CANDIDATES`` most similar vectors."""
-    similarities = matrix @ vector
-    similarities[expired] = -np.inf
-    if len(similarities) <= CANDIDATES:
-        return list(range(len(similarities)))
-    return [int(row) for row in np.argpartition(-similarities, CANDIDATES)[:CANDIDATES]]
-
-
-class VectorIndex:
-    """The vectors of one task group, by scope; at most ``max_entries``."""
-
-    def __init__(self, max_entries: int) -> None:
-        self.max_entries = max_entries
-        self.bytes = 0
-        self._scopes: OrderedDict[bytes, _Scope] = OrderedDict()  # the most recently used last
-        self._entries = 0
-
-    def __len__(self) -> int:
-        return self._entries
-
-    def __contains__(self, scope: bytes) -> bool:
-        return scope in self._scopes
-
-    def may_add(self, scope: bytes, name: str, vector: Vector) -> bool:
-        """Whether a vector of another process is new here, and of the model of the others in its scope."""
-        found = self._scopes.get(scope)
-        return found is None or (name not in found.rows and found.matrix.shape[1:] == vector.shape)
-
-    async def nearest(self, scope: bytes, vector: Vector, now: float) -> list[Match]:
-        """The most similar vectors of a scope, best first. ``now``: Unix time."""
-        found = self._scopes.get(scope)
-        if found is None or found.matrix.shape[1:] != vector.shape:
-            return []
-        self._scopes.move_to_end(scope)
-        return await found.nearest(vector, now)
-
-    def put(self, scope: bytes, name: str, vector: Vector, expires_s: float, now: float) -> None:
-        """Add the vector of an entry, or replace it; the least recently used vectors make room."""
-        found = self._scopes.get(scope)
-        if found is not None and found.matrix.shape[1:] != vector.shape:  # the pool serves another model now
-            self._drop(scope)
-            found = None
-        if found is None:
-            found = self._scopes[scope] = _Scope(len(vector))
-            self.bytes += found.bytes
-        before, entries = found.bytes, len(found.names)
-        found.put(name, vector, expires_s, now)
-        self.bytes += found.bytes - before
-        self._entries += len(found.names) - entries
-        self._scopes.move_to_end(scope)
-        while self._entries > self.max_entries:
-            oldest, found = next(iter(self._scopes.items()))
-            self.remove(oldest, found.least_recent())
-
-    def remove(self, scope: bytes, name: str) -> None:
-        """Remove a vector whose entry is gone."""
-        found = self._scopes.get(scope)
-        if found is None or name not in found.rows:
-            return
-        if len(found.names) == 1:
-            self._drop(scope)
-        else:
-            found.remove(name)
-            self._entries -= 1
-
-    def remove_matching(self, pattern: re.Pattern[str]) -> None:
-        """Remove the vectors of the entries whose names a pattern matches."""
-        for scope, found in list(self._scopes.items()):
-            for name in [name for name in found.names if pattern.match(name)]:
-                self.remove(scope, name)
-
-    def shrink(self) -> None:
-        """Free memory: remove the less recently used half of the least recently used scope."""
-        scope, found = next(iter(self._scopes.items()))
-        self._drop(scope)
-        if (kept := len(found.names) // 2) > 1:
-            rows = np.argsort(-found.times[: len(found.names), 1], kind="stable")[:kept]
-            self._scopes[scope] = half = _Scope(len(found.matrix[0]))
-            self._scopes.move_to_end(scope, last=False)
-            half.names = [found.names[row] for row in rows]
-            half.rows = {name: row for row, name in enumerate(half.names)}
-            half.matrix, half.times = found.matrix[rows], found.times[rows]
-            self.bytes += half.bytes
-            self._entries += kept
-
-    def _drop(self, scope: bytes) -> None:
-        found = self._scopes.pop(scope)
-        self.bytes -= found.bytes
-        self._entries -= len(found.names)

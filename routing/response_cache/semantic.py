@@ -3,7 +3,7 @@
 Theory of operation. A request that misses the exact cache may be similar to an earlier one of its scope: everything but
 the text of the last user message is equal, the caller included. Its message is embedded, and the index names the most
 similar earlier messages with their entries in the exact cache. The index is this process's own; with a store it also
-gets the vectors of other processes (``shared_vectors.py``).
+gets the vectors of other processes (``vectors.py``).
 
 In shadow, nothing of this is on the request's path: once its response is stored, a background task embeds the message,
 compares the response with that of the most similar earlier one (a check, ``evidence.py``), and adds it to the index.
@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from routing.log import defect
 from routing.observability.metrics import PREFIX, header, labels
-from routing.response_cache.embeddings import Balancer, Embedder, Vector, VectorIndex, similarity_of
+from routing.response_cache.embeddings import Balancer, Embedder, Vector, similarity_of
 from routing.response_cache.evidence import LEAST_SIMILARITY, Counts, Evidence, State, answer_of, compare
-from routing.response_cache.shared_vectors import SharedVectors
 from routing.response_cache.store import Pause
+from routing.response_cache.vectors import SharedVectors, VectorIndex
 from routing.schema import RouterConfig, SemanticCache, TaskGroupConfig, evidence_name, vectors_name
 
 if TYPE_CHECKING:

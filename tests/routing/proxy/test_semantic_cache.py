@@ -21,14 +21,12 @@ import numpy as np
 import pytest
 from redis import Redis
 
-from routing.response_cache import embeddings as embeddings_module
 from routing.response_cache import evidence as evidence_module
 from routing.response_cache import semantic as semantic_module
-from routing.response_cache import shared_vectors as vectors_module
 from routing.response_cache import store as store_module
-from routing.response_cache.embeddings import VectorIndex
+from routing.response_cache import vectors as vectors_module
 from routing.response_cache.evidence import Evidence, State, answer_of, bucket_of, compare
-from routing.response_cache.shared_vectors import BATCH, MAX_UNSHARED, SharedVectors
+from routing.response_cache.vectors import BATCH, BLOCK_ROWS, MAX_UNSHARED, SharedVectors, VectorIndex
 from routing.schema import (
     Access,
     CachePurge,
@@ -666,11 +664,30 @@ async def test_the_index_is_bounded_and_drops_what_was_used_least_recently():
     assert len(index) == 50
     assert (await index.nearest(b"scope-0", vectors[0], 300.0))[0] == ("entry-0", 1.0)
     assert all(match.similarity < 1 for match in await index.nearest(b"scope-1", vectors[1], 300.0))
-    rows = sum(len(scope.matrix) for scope in index._scopes.values())
+    rows = sum(len(scope.times) for scope in index._scopes.values())
     assert index.bytes == sum(scope.bytes for scope in index._scopes.values()) <= 7 * 1500 + rows * (64 + 16 + 400)
     for at in range(200):
         index.remove(b"scope-%d" % (at % 7), f"entry-{at}")
     assert (len(index), index.bytes) == (0, 0)
+
+
+async def test_an_index_grows_without_copying_what_it_has_and_finds_vectors_in_all_blocks():
+    index, generator = VectorIndex(max_entries=10_000), seeded("blocks")
+    vectors = [unit(generator.standard_normal(8)).astype(np.float32) for _ in range(3 * BLOCK_ROWS + 5)]
+    for at, vector in enumerate(vectors):
+        index.put(b"scope", f"entry-{at}", vector, 1e12, float(at))
+        if at == BLOCK_ROWS:
+            full = index._scopes[b"scope"].blocks[0]
+    blocks = index._scopes[b"scope"].blocks
+    places = [0, BLOCK_ROWS - 1, BLOCK_ROWS, 2 * BLOCK_ROWS + 7, len(vectors) - 1]
+    found = [(await index.nearest(b"scope", vectors[at], 1e6))[0].name for at in places]
+    index.remove(b"scope", "entry-0")  # the last one, of another block, takes its row
+    moved = (await index.nearest(b"scope", vectors[-1], 1e6))[0]
+
+    assert blocks[0] is full
+    assert [len(block) for block in blocks] == [BLOCK_ROWS] * 4
+    assert found == [f"entry-{at}" for at in places]
+    assert moved == (f"entry-{len(vectors) - 1}", 1.0)
 
 
 async def test_an_index_finds_the_nearest_and_forgets_expired_vectors():
@@ -695,7 +712,7 @@ async def test_a_search_in_a_thread_finds_the_same_while_vectors_come_and_go(mon
     for at, vector in enumerate(vectors):
         index.put(b"scope", str(at), vector, 1e12, 0.0)
     expected = [await index.nearest(b"scope", vector, 1.0) for vector in vectors]
-    monkeypatch.setattr(embeddings_module, "MAX_LOOP_NUMBERS", 0)
+    monkeypatch.setattr(vectors_module, "MAX_LOOP_NUMBERS", 0)
     assert [await index.nearest(b"scope", vector, 1.0) for vector in vectors] == expected
 
     async def searched(at: int) -> list[Any]:
