@@ -156,10 +156,11 @@ def _changes(action: dict[str, Any]) -> str:
 @click.argument("group", metavar="POOL.GROUP")
 @click.option("--model", help="Only responses of this model.")
 @click.option("--namespace", help='Only responses of this namespace; "" is that of requests that name none.')
+@click.option("--key", help="Only the response that clients got with this X-Warmpath-Cache-Key.")
 @click.option("--dry-run", is_flag=True, help="Count the stored responses, and remove none.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @pass_context
-def purge(context: Context, group: str, *, model: str | None, namespace: str | None, dry_run: bool, yes: bool) -> None:
+def purge(context: Context, /, group: str, *, dry_run: bool, yes: bool, **scope: str | None) -> None:
     """Remove a task group's stored responses from the response caches of all routers."""
     pool, dot, name = group.partition(".")
     rows = context.rest.rows("task-groups", pool=pool, name=name) if dot else []
@@ -167,9 +168,9 @@ def purge(context: Context, group: str, *, model: str | None, namespace: str | N
         raise click.ClickException(f"There is no task group {group!r}; name it as POOL.GROUP.")
     if not (dry_run or yes):
         click.confirm(f"Remove the stored responses of {group}?", abort=True, err=True)
-    scope = {key: text for key, text in (("model", model), ("namespace", namespace)) if text is not None}
+    body = {name: text for name, text in scope.items() if text is not None}
     path = f"task-groups/{rows[0]['id']}/purge-response-cache"
-    answer = context.rest.send("POST", path, scope, dry_run=dry_run)
+    answer = context.rest.send("POST", path, body, dry_run=dry_run)
     result = answer["result"] if dry_run else answer
     if "routers" not in result:
         raise click.ClickException(result["detail"])

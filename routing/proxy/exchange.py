@@ -256,7 +256,11 @@ class Exchange:
     def _respond_from_cache(self, lookup: CacheLookup) -> None:
         response = cast("CachedResponse", lookup.response)
         keep_alive = self._request.head.keep_alive and not self._services.is_draining
-        headers: tuple[Header, ...] = ((b"X-Warmpath-Cache", b"hit"), (b"Age", b"%d" % response.age_s))
+        headers: tuple[Header, ...] = (
+            (b"X-Warmpath-Cache", b"hit"),
+            (b"X-Warmpath-Cache-Key", response.key),
+            (b"Age", b"%d" % response.age_s),
+        )
         if response.similarity is not None:
             headers += ((b"X-Warmpath-Cache-Similarity", b"%.4f" % response.similarity),)
         self._finish(Outcome.OK)
@@ -623,7 +627,7 @@ class Exchange:
 
     def _record_for_cache(self, lookup: CacheLookup, head: ResponseHead, data: bytes) -> None:
         """Begin to record a response that the cache may store."""
-        self._relay.cache_result = lookup.result.encode()
+        self._relay.cache_lines = lookup.header_lines
         if head.status == OK and not is_encoded(head):
             lookup.begin_recording()
             lookup.record(data)

@@ -123,7 +123,7 @@ class ResponseRelay:
         "_tail",
         "_transport",
         "_write_buffer",
-        "cache_result",
+        "cache_lines",
         "keep_alive",
     )
 
@@ -145,7 +145,7 @@ class ResponseRelay:
         self._is_aborted = is_aborted  # by an engine that is stopping
         self._parsed = parsed  # a JSON response that arrived in one read
         self._write_buffer, self._transport = client.write_buffer, client.transport
-        self.cache_result = b""  # value of X-Warmpath-Cache; empty: the task group has no cache
+        self.cache_lines = b""  # header lines; empty: the task group has no response cache
 
     def send_head(self, request: Request, record: Record, data: bytes, *, last: bool, keep_alive: bool) -> None:
         """Send the head with the first body bytes."""
@@ -163,8 +163,7 @@ class ResponseRelay:
             lines += b"X-Warmpath-Revision: %d\r\n" % record.revision
         if record.prefill is not None and record.prefill.is_used:
             lines += b"X-Warmpath-Prefill-Replica: %b\r\n" % str(record.prefill.replica).encode()
-        if self.cache_result:
-            lines += b"X-Warmpath-Cache: %b\r\n" % self.cache_result
+        lines += self.cache_lines
         if self._parsed is None:
             self._tail = ResponseTail()
             self._tail.add(data)

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from routing.observability.metrics import PREFIX, header, labels
 from routing.prompt.parsing import LARGE_BYTES
 from routing.response_cache.evidence import uses_semantic_caches
-from routing.response_cache.keys import CacheKey, CacheKeys, Scope
+from routing.response_cache.keys import CacheKey, CacheKeys, Scope, key_of_name
 from routing.response_cache.memory import MEMORY_S, Entry, MemoryLevel, StorePurge, body_for, entry_of, pattern_of
 from routing.schema import CachePurge, GroupMatch, ResponseCache, RouterConfig, derived_key, entry_prefix
 
@@ -61,6 +61,7 @@ class CachedResponse(NamedTuple):
 
     body: bytes
     content_type: bytes
+    key: bytes  # of its entry
     age_s: int
     similarity: float | None  # of the request that it was made for; None: the same request
 
@@ -79,8 +80,8 @@ class CacheLookup:
     """The use of a cache by one request, from the lookup to the end of its response."""
 
     __slots__ = (
-        "_body", "_body_bytes", "_caches", "_flight", "_is_leader", "_on_result", "_purges", "_semantic", "_similarity",
-        "group", "key", "pool", "response", "result", "settings",
+        "_body", "_body_bytes", "_caches", "_flight", "_is_leader", "_is_stale", "_name", "_on_result", "_purges",
+        "_semantic", "_similarity", "group", "key", "pool", "response", "result", "settings",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +103,8 @@ class CacheLookup:
         self._purges = caches.purges
         self._semantic = semantic  # None: only an identical request's response is served
         self._similarity: float | None = None
+        self._name = "" if key is None else key.name  # of the entry that is served
+        self._is_stale = False  # an entry was found, and is too old
         self._flight: Flight | None = None
         self._is_leader = False
         self._body: list[bytes] | None = None  # of the response, while it is recorded
@@ -111,6 +114,13 @@ class CacheLookup:
     def began_before_purge(self) -> bool:
         """Whether its entry may be older than the last purge, and is not stored."""
         return self._purges != self._caches.purges
+
+    @property
+    def header_lines(self) -> bytes:
+        """Header lines of a replica's response."""
+        result = "stale" if self._is_stale else self.result.value
+        lines = b"X-Warmpath-Cache: %b\r\n" % result.encode()
+        return lines if self.key is None else lines + b"X-Warmpath-Cache-Key: %b\r\n" % key_of_name(self.key.name)
 
     # --- lookup ---
 
@@ -140,11 +150,11 @@ class CacheLookup:
         if self._flight is None:
             return False  # its client has disconnected
         if similar is not None:
-            self._similarity = similar.similarity
+            name, self._similarity, self._name = self._name, similar.similarity, similar.name
             if self.use(similar.entry):
                 self._end_flight(similar.entry)
             else:
-                self._similarity = None
+                self._similarity, self._name = None, name
         self._on_result()
         return self.response is not None
 
@@ -169,14 +179,15 @@ class CacheLookup:
             return False
         now = time()
         age_s = max(0, int(now - entry.created_s))
-        if now >= min(entry.expires_s, entry.created_s + self.settings.ttl_s):
-            return False
-        if key.options.max_age_s is not None and age_s > key.options.max_age_s:
+        is_expired = now >= min(entry.expires_s, entry.created_s + self.settings.ttl_s)
+        if is_expired or (key.options.max_age_s is not None and age_s > key.options.max_age_s):
+            self._is_stale = True
             return False
         body = body_for(key, entry)
         if body is None:
             return False
-        self.response = CachedResponse(body, STREAM if key.is_stream else JSON, age_s, self._similarity)
+        content_type = STREAM if key.is_stream else JSON
+        self.response = CachedResponse(body, content_type, key_of_name(self._name), age_s, self._similarity)
         self.result = Result.HIT
         self._caches.count_saved(self, entry)
         return True
@@ -237,11 +248,11 @@ class CacheLookup:
         if flight is not None and self._is_leader:
             self._caches.remove_flight(flight)
             for follower in list(flight.followers):
-                follower._follow(entry, self._similarity)  # noqa: SLF001 - of the same class
+                follower._follow(entry, self._similarity, self._name)  # noqa: SLF001 - of the same class
 
-    def _follow(self, entry: Entry | None, similarity: float | None) -> None:
+    def _follow(self, entry: Entry | None, similarity: float | None, name: str) -> None:
         """Respond as the leader of its flight, unless that got a similar request's response and this one wants none."""
-        self._similarity = similarity
+        self._similarity, self._name = similarity, name
         self.on_entry(entry if similarity is None or self._semantic is not None else None)
 
 
@@ -324,14 +335,21 @@ class ResponseCaches:
         similar = semantic.lookup(names, key) if semantic is not None else None
         return CacheLookup(self, names, settings, key._replace(turn=None), on_result, similar)
 
-    def explain(self, request: Request, scope: Scope) -> dict[str, bool] | None:
-        """Whether a request may use its group's cache, and has its entry in memory now; None without a cache."""
+    def explain(self, request: Request, scope: Scope) -> dict[str, bool | str | None] | None:
+        """Whether a request may use its group's cache, its key, and whether its entry is in memory now.
+
+        None without a cache.
+        """
         settings = self._settings.get((scope.pool, scope.group))
         if settings is None:
             return None
         key = self._keys.key_of(request, scope, settings)
         entry = None if key is None else self.memory.get(key.name, monotonic())
-        return {"is_cacheable": key is not None, "is_in_memory": entry is not None and time() < entry.expires_s}
+        return {
+            "is_cacheable": key is not None,
+            "is_in_memory": entry is not None and time() < entry.expires_s,
+            "key": None if key is None else key_of_name(key.name).decode(),
+        }
 
     def remove_flight(self, flight: Flight) -> None:
         """No later request follows this flight. After a purge a newer one may have its name, and stays."""
@@ -385,11 +403,14 @@ class ResponseCaches:
         """Remove the entries of a purge from the store, and its task group's vectors; None without a store."""
         if self.store is None:
             return None
-        vectors = None if self.semantic is None else self.semantic.stream_of(purge.pool, purge.group)
+        vectors = None
+        if self.semantic is not None and purge.key is None:  # one vector without an entry is no hit
+            vectors = self.semantic.stream_of(purge.pool, purge.group)
         return await self.store.purge(self._prefix_of(purge), vectors, dry_run=purge.dry_run)
 
     def _prefix_of(self, purge: CachePurge) -> str:
-        return entry_prefix(self._secret, purge.pool, purge.group, model=purge.model, namespace=purge.namespace)
+        scope = purge.pool, purge.group
+        return entry_prefix(self._secret, *scope, model=purge.model, namespace=purge.namespace, key=purge.key)
 
     def count(self, lookup: CacheLookup) -> None:
         """Count a request that has ended, by its result."""

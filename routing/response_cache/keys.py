@@ -41,6 +41,7 @@ QUOTING: Final = ("echo", "prompt_logprobs", "return_token_ids")  # members for 
 MAX_TURN_CHARS: Final = 8192
 LENGTH_LIMITS: Final = ("max_tokens", "max_completion_tokens")
 DIGEST_BYTES: Final = 32
+KEY_CHARS: Final = 16  # of the digest in an entry's name, which clients see
 MAX_NAMESPACE_CHARS: Final = 128
 MAX_DIGESTED_PER_S: Final = 50.0  # requests of a process whose digests are computed, at 30 us each
 DIGEST_PERIOD_S: Final = 10.0
@@ -101,6 +102,11 @@ class CacheKey(NamedTuple):
     turn: Turn | None = None  # None: only an identical request may get its response
 
 
+def key_of_name(name: str) -> bytes:
+    """The key of an entry, by which clients and operators name it: the beginning of the last part of its name."""
+    return name.rpartition(":")[2][:KEY_CHARS].encode()
+
+
 class CacheKeys:
     """Makes the keys of requests, under one ``hash_secret``."""
 
@@ -133,10 +139,10 @@ class CacheKeys:
         if options is None or not may_cache(path, members, settings, asks=options.is_asked_for):
             return None
         relevant = {name: value for name, value in members.items() if name not in IRRELEVANT}
-        covered = _joined(path, *scope, settings.version)
+        covered = _joined(path, *scope, settings.version, options.namespace)
         turn = None
         if with_turn and not options.is_exact and options.may_load and (parts := split_last_turn(path, relevant)):
-            turn = Turn(self._digest(parts[0], _joined(covered, options.namespace, "last turn")).digest(), parts[1])
+            turn = Turn(self._digest(parts[0], _joined(covered, "last turn")).digest(), parts[1])
         prefix = entry_prefix(self._secret, scope.pool, scope.group, model=scope.model, namespace=options.namespace)
         stream_options = members.get("stream_options")
         return CacheKey(

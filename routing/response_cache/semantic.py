@@ -53,6 +53,7 @@ class Similar(NamedTuple):
     """A stored response of a similar request."""
 
     entry: Entry
+    name: str  # of the entry
     similarity: float
 
 
@@ -193,7 +194,7 @@ class SemanticLookup:
                 continue
             entry = await self._caches.load(name)
             if entry is not None and time() < entry.expires_s:
-                return Similar(entry, similarity)
+                return Similar(entry, name, similarity)
             index.remove(scope, name)
         return None
 

@@ -27,10 +27,11 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from routing.response_cache.memory import PURGE_S, Entry, StorePurge
-from routing.response_cache.store_connection import CONNECT_S, Address, Pending, Reply, StoreConnection, command
+from routing.response_cache.store_connection import Address, Pending, Reply, StoreConnection, command
 
 LOOKUP_S: Final = 0.005
 WRITE_S: Final = 0.25
+CONNECT_S: Final = 0.25
 MAX_PENDING_WRITES: Final = 256
 FAILURES: Final = 5
 FIRST_PAUSE_S: Final = 1.0
@@ -114,7 +115,7 @@ class Store:
             return False
         connection = self._lookups
         if connection is None or connection.is_lost:
-            connection = self._lookups = StoreConnection(self._address, self._on_lost)
+            connection = self._lookups = StoreConnection(self._address, CONNECT_S, self._on_lost)
         pending = Pending(LOOKUP_S, partial(self._on_looked_up, connection, name, cipher, on_entry))
         connection.send(command(b"GET", name.encode()), pending.on_reply)
         return True
@@ -150,7 +151,7 @@ class Store:
             return
         connection = self._writes
         if connection is None or connection.is_lost:
-            connection = self._writes = StoreConnection(self._address, self._on_lost)
+            connection = self._writes = StoreConnection(self._address, CONNECT_S, self._on_lost)
         nonce = os.urandom(NONCE_BYTES)
         data = nonce + cipher.encrypt(nonce, _encode(entry), name.encode())
         self._pending_writes += 1

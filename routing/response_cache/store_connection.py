@@ -19,7 +19,6 @@ from routing.log import defect
 if TYPE_CHECKING:
     from redis.asyncio.connection import RedisSSLContext
 
-CONNECT_S: Final = 0.25
 MAX_REPLY_BYTES: Final = 16 << 20
 MAX_LINE_BYTES: Final = 4096
 
@@ -60,8 +59,9 @@ def command(*words: bytes) -> bytes:
 class StoreConnection(asyncio.Protocol):
     """One connection, from the first command to its loss. Commands are sent at once; replies come in their order."""
 
-    def __init__(self, address: Address, on_lost: Callable[[bool], None]) -> None:
+    def __init__(self, address: Address, connect_s: float, on_lost: Callable[[bool], None]) -> None:
         self.is_lost = False
+        self._connect_s = connect_s
         self._on_lost = on_lost  # called with whether there was a connection
         self._address = address
         self._transport: asyncio.Transport | None = None
@@ -101,7 +101,7 @@ class StoreConnection(asyncio.Protocol):
     async def _open(self) -> None:
         loop, address = asyncio.get_running_loop(), self._address
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(self._connect_s):
                 if address.path is not None:
                     await loop.create_unix_connection(lambda: self, address.path)
                 else:

@@ -71,6 +71,7 @@ from routing.schema.requests import TRACE_HEADERS as TRACE_HEADERS
 from routing.schema.requests import DataPath as DataPath
 from routing.schema.requests import check_paths as check_paths
 from routing.schema.requests import check_session_keys as check_session_keys
+from routing.schema.response_cache import CACHE_KEY_PATTERN as CACHE_KEY_PATTERN
 from routing.schema.response_cache import CachePurge as CachePurge
 from routing.schema.response_cache import CacheWhen as CacheWhen
 from routing.schema.response_cache import PurgeResult as PurgeResult

@@ -19,6 +19,7 @@ from routing.schema.fields import Frozen, Model, Name, number, seconds
 PREFIX: Final = "warmpath:responses:1"  # 1: the layout of entries, so that no release reads those of another
 EVIDENCE_PREFIX: Final = "warmpath:semantic:1"
 SCOPE_DIGEST_BYTES: Final = 8
+CACHE_KEY_PATTERN: Final = r"^[0-9a-f]{16,64}$"  # of an entry, as responses name it
 
 
 class CacheWhen(StrEnum):
@@ -67,12 +68,13 @@ class ResponseCache(Frozen, frozen=True):
 
 
 class CachePurge(Frozen, frozen=True):
-    """Which entries of response caches a router removes: those of a task group, or of one model or namespace of it."""
+    """Which entries of response caches a router removes: those of a task group, of a model or namespace, or one."""
 
     pool: str
     group: str
     model: str | None = None  # as engines know it; None: of all models
     namespace: str | None = None  # None: of all namespaces; "": of requests that name none
+    key: Annotated[str, Meta(pattern=CACHE_KEY_PATTERN)] | None = None  # of one entry; None: of all
     dry_run: bool = False  # count entries, and remove none
 
 
@@ -154,16 +156,25 @@ def derived_key(hash_secret: str, purpose: str) -> bytes:
 
 
 def entry_prefix(
-    hash_secret: str, pool: str, group: str, *, model: str | None = None, namespace: str | None = None
+    hash_secret: str,
+    pool: str,
+    group: str,
+    *,
+    model: str | None = None,
+    namespace: str | None = None,
+    key: str | None = None,
 ) -> str:
-    """What the names of a group's entries begin with, or match with ``*`` for any model; see ``entry_name``."""
-    key = derived_key(hash_secret, "response cache names")
-    parts = [_digest(key, "group", pool, group)]
-    if model is not None or namespace is not None:
-        parts.append("*" if model is None else _digest(key, "model", model))
-    if namespace is not None:
-        parts.append(_digest(key, "namespace", namespace))
-    return ":".join((PREFIX, *parts)) + ":"
+    """What the names of a group's entries begin with; ``*`` in it stands for any model or namespace.
+
+    ``key``: of one entry, or its beginning.
+    """
+    secret = derived_key(hash_secret, "response cache names")
+    parts = [_digest(secret, "group", pool, group)]
+    if model is not None or namespace is not None or key is not None:
+        parts.append("*" if model is None else _digest(secret, "model", model))
+    if namespace is not None or key is not None:
+        parts.append("*" if namespace is None else _digest(secret, "namespace", namespace))
+    return ":".join((PREFIX, *parts, key or ""))
 
 
 def evidence_name(hash_secret: str, pool: str, group: str, version: str, settings: SemanticCache) -> str:

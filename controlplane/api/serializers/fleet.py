@@ -32,6 +32,8 @@ from controlplane.models import (
 from controlplane.services.fleet.kv_event_sources import ReportedKvEvents
 from controlplane.services.fleet.pools import POOL_SETTINGS, default_project
 from controlplane.services.fleet.served_models import unnamed_model_warning
+from controlplane.services.fleet.task_groups import CACHE_KEY_EXPECTED
+from routing.schema import CACHE_KEY_PATTERN
 
 
 class ProjectSerializer(serializers.ModelSerializer[Project]):
@@ -198,6 +200,13 @@ class PurgeInput(serializers.Serializer[Any]):
         allow_blank=True,
         trim_whitespace=False,
         help_text='Of this namespace only; "" is that of requests that name none.',
+    )
+    key = serializers.RegexField(
+        CACHE_KEY_PATTERN,
+        required=False,
+        allow_null=True,
+        error_messages={"invalid": CACHE_KEY_EXPECTED},
+        help_text="The one that responses name in X-Warmpath-Cache-Key.",
     )
 
 

@@ -25,6 +25,8 @@ from controlplane.services.fleet.served_models import relative_error_paths
 from controlplane.services.snapshots import freeze_snapshot
 from routing.schema import CachePurge
 
+CACHE_KEY_EXPECTED = "expected 16 to 64 of the characters 0-9 and a-f, as responses have in X-Warmpath-Cache-Key"
+
 MAX_PARALLEL_PURGES = 128
 _FIELDS = ("name", "owner", "description", *schema_fields.GROUP, "expected_tier1", "hit_rate_objective")
 
@@ -193,15 +195,16 @@ def purge_response_cache(
     *,
     model: str | None = None,
     namespace: str | None = None,
+    key: str | None = None,
     by: User | None = None,
     dry_run: bool = False,
 ) -> CachePurgeResult:
-    """Make every router remove the stored responses of a group, or of one model or namespace of it.
+    """Make every router remove the stored responses of a group, of one model or namespace of it, or one by its key.
 
     ``dry_run``: routers count them only. InvalidError for a model that the pool does not serve, ConflictError without
     routers. A router that fails or does not respond is part of the result.
     """
-    purge = CachePurge(group.pool.name, group.name, _engine_model(group.pool, model), namespace, dry_run)
+    purge = CachePurge(group.pool.name, group.name, _engine_model(group.pool, model), namespace, key, dry_run)
     routers = list(Router.objects.order_by("name"))
     if not routers:
         raise ConflictError("No router has announced itself, so no stored response can be removed.")
@@ -223,7 +226,7 @@ def purge_response_cache(
 def _record_purge(group: TaskGroup, purge: CachePurge, rows: list[RouterPurge], by: User | None) -> None:
     """Record a purge after it was done: the lock of the audit log is not held while routers respond."""
     done = sum(row.problem is None for row in rows)
-    scope = {"model": purge.model, "namespace": purge.namespace}
+    scope = {"model": purge.model, "namespace": purge.namespace, "key": purge.key}
     limits = [f"{name} {value!r}" for name, value in scope.items() if value is not None]
     at = "" if done == len(rows) else f" at {done} of {len(rows)} routers only"
     summary = f"The response cache of task group {group} was purged{at}{': ' if limits else ''}{', '.join(limits)}."

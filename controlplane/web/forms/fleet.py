@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from controlplane.kv_cache import Costs, KvCache
 from controlplane.models import ClientKey, FleetSettings, Pool, Project, Replica, TaskGroup
+from controlplane.services.fleet.task_groups import CACHE_KEY_EXPECTED
 from controlplane.services.policies.publish_checks import PredictionPolicy
 from controlplane.web.forms.base import DEFAULTS_APPLY, ROUTER_DEFAULTS, Form, Section, SectionedForm, Single
 from routing import schema
@@ -394,7 +395,7 @@ class TaskGroupForm(SectionedForm):
 
 
 class PurgeForm(Form):
-    """Which stored responses of a task group to remove; all if both fields are empty."""
+    """Which stored responses of a task group to remove; all if no field is filled in."""
 
     model = forms.CharField(required=False, max_length=300, empty_value=None, help_text="Empty: of all models.")
     namespace = forms.CharField(
@@ -403,4 +404,11 @@ class PurgeForm(Form):
         empty_value=None,
         strip=False,
         help_text="As requests name it in cache.namespace. Empty: of all namespaces.",
+    )
+    key = forms.RegexField(
+        schema.CACHE_KEY_PATTERN,
+        required=False,
+        empty_value=None,
+        error_messages={"invalid": CACHE_KEY_EXPECTED},
+        help_text="Of one response: as it came in the header X-Warmpath-Cache-Key. Empty: all.",
     )

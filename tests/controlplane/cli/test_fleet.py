@@ -121,6 +121,9 @@ def test_terminal_control_characters_are_removed(warmpath, pool):
     assert "[bold]red[/bold]" in shown
 
 
+KEY = "0123456789abcdef"
+
+
 def test_purge_counts_removes_and_fails_where_a_router_does_not_confirm(warmpath, pool):
     group = create_task_group(pool, "faq", response_cache={})
     with FakeRouter() as router:
@@ -130,17 +133,20 @@ def test_purge_counts_removes_and_fails_where_a_router_does_not_confirm(warmpath
         aborted = warmpath("purge", str(group), stdin="n\n")
         done = warmpath("--json", "purge", str(group), "--namespace", "", "--yes")
         router.purged = {**router.purged, "problem": "the store of response caches failed (TimeoutError)"}
-        failed = warmpath("purge", str(group), "--yes")
+        failed = warmpath("purge", str(group), "--key", KEY, "--yes")
+        wrong = warmpath("purge", str(group), "--key", "*", "--yes")
     Router.objects.filter(pk=row.pk).update(admin_url="http://127.0.0.1:9")
     away = warmpath("purge", str(group), "--dry-run")
     unknown = warmpath("purge", f"{pool}.nothing", "--yes")
 
-    scope = {"pool": pool.name, "group": "faq", "model": None}
+    scope = {"pool": pool.name, "group": "faq", "model": None, "namespace": None, "key": None}
     assert router.purges == [
-        {**scope, "namespace": None, "dry_run": True},
+        {**scope, "dry_run": True},
         {**scope, "namespace": "", "dry_run": False},
-        {**scope, "namespace": None, "dry_run": False},
+        {**scope, "key": KEY, "dry_run": False},
     ]
+    assert wrong.status == 1
+    assert "expected 16 to 64 of the characters 0-9 and a-f" in wrong.err
     assert (counted.status, counted.out.splitlines()[1].split()) == (0, ["a", "3", "2", "0", "-"])
     assert aborted.status == 1
     assert done.json["routers"] == [{"router": "a", **router.purged, "problem": None}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from time import perf_counter
@@ -51,7 +52,8 @@ def stand_in() -> Iterator[ReplicaProcess]:
 @pytest.fixture
 def stored(valkey: str, monkeypatch: pytest.MonkeyPatch) -> Redis:
     """The store of the routers of this test, empty. On a busy machine a lookup may take longer than its budget."""
-    monkeypatch.setattr(store_module, "LOOKUP_S", 5.0)
+    for name in ("LOOKUP_S", "WRITE_S", "CONNECT_S"):
+        monkeypatch.setattr(store_module, name, 5.0)
     url = f"unix://{urlsplit(valkey).path}?db=9"
     monkeypatch.setenv("WARMPATH_ROUTER_CACHE_URL", url)
     store = Redis.from_url(url)
@@ -369,16 +371,17 @@ async def test_explain_says_whether_the_cache_would_answer(stand_in):
 
     async with router_before(stand_in) as harness:
         before = await explained(GREEDY)
-        await send(harness, GREEDY)
+        first = await send(harness, GREEDY)
         after = await explained(GREEDY | {"stream": True})
         sampled = await explained(GREEDY | {"temperature": 1})
         elsewhere = await explained(GREEDY, group="")
         requests = harness.router.services.all_response_caches.lines()
         assert sum(line.endswith('result="miss"} 1') for line in requests) == 1  # explanations count nothing
 
-    assert before == {"is_cacheable": True, "is_in_memory": False}
-    assert after == {"is_cacheable": True, "is_in_memory": True}
-    assert sampled == {"is_cacheable": False, "is_in_memory": False}
+    key = first.headers["x-warmpath-cache-key"]
+    assert before == {"is_cacheable": True, "is_in_memory": False, "key": key}
+    assert after == {"is_cacheable": True, "is_in_memory": True, "key": key}
+    assert sampled == {"is_cacheable": False, "is_in_memory": False, "key": None}
     assert elsewhere is None
 
 
@@ -431,6 +434,27 @@ async def test_a_store_that_fails_costs_a_few_milliseconds_and_no_error(replica,
     assert sorted(durations)[len(durations) // 2] < 0.1
 
 
+async def test_an_entry_that_is_too_old_for_a_request_is_replaced(stand_in):
+    async with router_before(stand_in) as harness:
+        first = await send(harness, GREEDY)
+        memory = harness.router.services.all_response_caches.memory
+        (name,) = memory.matching(re.compile(""))
+        entry = memory.get(name, 0.0)
+        assert entry is not None
+        memory.put(name, entry._replace(created_s=entry.created_s - 90), 0.0)
+        found = [await send(harness, GREEDY, Cache_Control=f"max-age={age}") for age in (100, 80, 80)]
+        results = {
+            result: await metric(harness, "requests_total", group="faq", result=result) for result in ("hit", "miss")
+        }
+
+    assert [received.cache for received in (first, *found)] == ["miss", "hit", "stale", "hit"]
+    assert 90 <= int(found[0].headers["age"]) <= 95
+    assert "x-warmpath-replica" in found[1].headers
+    assert int(found[2].headers["age"]) < 5
+    assert results == {"hit": 2, "miss": 2}
+    assert len({received.headers["x-warmpath-cache-key"] for received in (first, *found)}) == 1
+
+
 # --- purges ---
 
 PURGE = "/admin/response-cache/purge"
@@ -438,6 +462,26 @@ PURGE = "/admin/response-cache/purge"
 
 async def purge(harness: Harness, **scope: Any) -> tuple[int, Any]:
     return await harness.admin("POST", PURGE, json={"pool": "chat", "group": "faq"} | scope)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_a_purge_of_one_key_removes_that_response_alone(stand_in, request, is_shared):
+    store = request.getfixturevalue("stored") if is_shared else None
+    requests = [GREEDY | {"seed": at, "cache": {"namespace": "docs"}} for at in range(3)]
+    async with router_before(stand_in) as harness:
+        keys = [(await send(harness, body)).headers["x-warmpath-cache-key"] for body in requests]
+        await harness.until(lambda: store is None or store.dbsize() == 3, "the entries to be written")
+        hit = await send(harness, requests[1])
+        elsewhere = await purge(harness, group="other", key=keys[1])
+        status, purged = await purge(harness, key=hit.headers["x-warmpath-cache-key"])
+        wrong = [await purge(harness, key=key) for key in ("*", "", keys[1][:15], keys[1].upper() + "X")]
+        found = [(await send(harness, body)).cache for body in requests]
+
+    assert (hit.cache, hit.headers["x-warmpath-cache-key"]) == ("hit", keys[1])
+    assert elsewhere[1]["memory_entries"] == 0
+    assert (status, purged["memory_entries"], purged["store_entries"]) == (200, 1, 1 if is_shared else None)
+    assert [status for status, _ in wrong] == [422] * 4
+    assert found == ["hit", "miss", "hit"]
 
 
 @pytest.mark.parametrize(

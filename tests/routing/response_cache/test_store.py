@@ -35,6 +35,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a command may take longer than its budget."""
     monkeypatch.setattr(store_module, "LOOKUP_S", 5.0)
     monkeypatch.setattr(store_module, "WRITE_S", 5.0)
+    monkeypatch.setattr(store_module, "CONNECT_S", 5.0)
 
 
 @asynccontextmanager
@@ -149,7 +150,7 @@ async def connected() -> AsyncIterator[tuple[StoreConnection, list[Reply]]]:
     """An open connection with three commands, and the replies to them so far."""
     replies: list[Reply] = []
     async with listening(hold) as port:
-        connection = StoreConnection(Address("127.0.0.1", port, None, None, ()), lambda _: None)
+        connection = StoreConnection(Address("127.0.0.1", port, None, None, ()), 5.0, lambda _: None)
         await until(lambda: not connection.is_opening)
         for _ in range(3):
             connection.send(b"*1\r\n$4\r\nPING\r\n", replies.append)
@@ -251,6 +252,7 @@ async def test_commands_that_wait_for_a_slow_connection_are_no_failures_of_the_s
 
 async def test_a_store_that_cannot_be_connected_to_is_left_alone_after_some_attempts(monkeypatch):
     monkeypatch.setattr(store_module, "LOOKUP_S", 0.01)
+    monkeypatch.setattr(store_module, "CONNECT_S", 0.1)
     async with listening(hold) as port, opened(f"rediss://127.0.0.1:{port}/0") as store:
         async with asyncio.timeout(DEADLINE_S):
             while store.is_up:
