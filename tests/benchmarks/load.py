@@ -37,10 +37,12 @@ def trace_id(number: int) -> bytes:
     return b"%032x" % (number + 1)
 
 
-def request_parts(session: int, *, stream: bool = False) -> tuple[bytes, bytes, bytes]:
+def request_parts(
+    session: int, *, stream: bool = False, prompt_bytes: int = PROMPT_BYTES
+) -> tuple[bytes, bytes, bytes]:
     """A request without its two ids, with headers as tracing libraries and gateways send them."""
-    text = f"session {session}: " + "lorem ipsum dolor sit amet " * (PROMPT_BYTES // 27)
-    messages = [{"role": "system", "content": text[: PROMPT_BYTES - 200]}, {"role": "user", "content": "Go on."}]
+    text = f"session {session}: " + "lorem ipsum dolor sit amet " * (prompt_bytes // 27)
+    messages = [{"role": "system", "content": text[: prompt_bytes - 200]}, {"role": "user", "content": "Go on."}]
     body = json.dumps(({"stream": True} if stream else {}) | {"model": "tiny", "messages": messages}).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nAccept: */*\r\nUser-Agent: bench\r\n"
     head += b"Authorization: Bearer sk-bench\r\nContent-Type: application/json\r\nX-Session-ID: %d\r\n" % session

@@ -34,7 +34,7 @@ from routing.schema import (
 )
 from tests.benchmarks.builds import compiled_environment
 from tests.benchmarks.cores import can_be_split, core_of_its_own
-from tests.benchmarks.load import SESSIONS, request_parts, warm_up_s
+from tests.benchmarks.load import PROMPT_BYTES, SESSIONS, request_parts, warm_up_s
 from tests.benchmarks.peers import installed
 from tests.benchmarks.proxy import DEADLINE_S, Proxy
 
@@ -44,6 +44,7 @@ ROUNDS = 3
 LATENCY_ROUNDS = 5  # other load only adds to a latency, so the minimum of the rounds counts
 SECONDS = 4.0
 CONNECTIONS = 32
+LARGE_PROMPT_BYTES = 128 << 10
 STREAMS = 200  # at the replicas' tick: 20,000 events/s
 
 
@@ -78,11 +79,16 @@ def main() -> None:
 def measure_requests(proxy: Proxy, folder: Path) -> None:
     """Maximum throughput on kept-alive connections."""
     before = proxy.cpu_s()
-    responses, seconds = wrk(proxy.port, folder) if shutil.which("wrk") else closed_load(proxy.port)
+    has_wrk = shutil.which("wrk") is not None
+    responses, seconds = wrk(proxy.port, folder, PROMPT_BYTES) if has_wrk else closed_load(proxy.port)
     cpu_s = proxy.cpu_s() - before
     proxy.record(requests_per_s=responses / seconds)
     if proxy.pid is not None:
         proxy.record(us_per_request=1e6 * cpu_s / responses, memory_mib=proxy.memory_mib())
+        if has_wrk:
+            before = proxy.cpu_s()
+            responses, _ = wrk(proxy.port, folder, LARGE_PROMPT_BYTES)
+            proxy.record(us_per_128_kib=1e6 * (proxy.cpu_s() - before) / responses)
 
 
 def measure_latency(proxy: Proxy, rate: float) -> None:
@@ -107,7 +113,16 @@ def measure_streams(proxy: Proxy) -> None:
 
 
 def report(direct: Proxy, peers: list[Proxy], routers: list[Proxy], rate: float) -> None:
-    columns = ["us_per_request", "requests_per_s", "us_paced", "p50_ms", "p99_ms", "us_per_event", "memory_mib"]
+    columns = [
+        "us_per_request",
+        "us_per_128_kib",
+        "requests_per_s",
+        "us_paced",
+        "p50_ms",
+        "p99_ms",
+        "us_per_event",
+        "memory_mib",
+    ]
     print(f"8 KiB chat bodies, {CONNECTIONS} connections; paced: {rate:.0f} requests/s; {STREAMS} streams; {python()}")
     if can_be_split():
         print("us_paced, p50 and p99: the proxy has a core of its own, load and replicas have the others")
@@ -120,11 +135,12 @@ def report(direct: Proxy, peers: list[Proxy], routers: list[Proxy], rate: float)
         added = [min(router.figures[name]) - min(direct.figures[name]) for name in ("p50_ms", "p99_ms")]
         print(f"{router.name}, paced: {added[0]:.2f} ms added at p50, {added[1]:.2f} ms at p99, minimum rounds of both")
         for peer in peers:
-            maximum, paced, events = (
+            maximum, large, paced, events = (
                 (router.figure(name) or 0) / (peer.figure(name) or 1)
-                for name in ("us_per_request", "us_paced", "us_per_event")
+                for name in ("us_per_request", "us_per_128_kib", "us_paced", "us_per_event")
             )
-            print(f"  CPU / {peer.name}: {maximum:.2f} per request, {paced:.2f} paced, {events:.2f} per streamed event")
+            ratios = f"{maximum:.2f} per request, {large:.2f} with 128 KiB, {paced:.2f} paced"
+            print(f"  CPU / {peer.name}: {ratios}, {events:.2f} per streamed event")
 
 
 def python() -> str:
@@ -150,15 +166,15 @@ def closed_load(port: int) -> tuple[float, float]:
     return result["requests"], result["seconds"]
 
 
-def wrk(port: int, folder: Path) -> tuple[float, float]:
-    script = folder / "requests.lua"
+def wrk(port: int, folder: Path, prompt_bytes: int) -> tuple[float, float]:
+    script = folder / f"requests-{prompt_bytes}.lua"
     if not script.exists():
         for session in range(SESSIONS):
-            for place, part in enumerate(request_parts(session)):
-                (folder / f"request-{session}-{place}").write_bytes(part)
+            for place, part in enumerate(request_parts(session, prompt_bytes=prompt_bytes)):
+                (folder / f"request-{prompt_bytes}-{session}-{place}").write_bytes(part)
         script.write_text(
             f"local parts, number = {{}}, 0\nfor i = 0, {SESSIONS - 1} do\n  parts[i] = {{}}\n  for place = 0, 2 do\n"
-            f'    local f = io.open("{folder}/request-" .. i .. "-" .. place, "rb")\n'
+            f'    local f = io.open("{folder}/request-{prompt_bytes}-" .. i .. "-" .. place, "rb")\n'
             '    parts[i][place] = f:read("*a")\n    f:close()\n  end\nend\n'
             f"request = function()\n  number = number + 1\n  local part = parts[number % {SESSIONS}]\n"
             '  local name = string.format("%032x", number)\n'
