@@ -319,7 +319,7 @@ def _read_member(member: Any) -> tuple[int | None, str, bool]:
 
 
 def _directives(header: str) -> dict[str, str]:
-    parts = (part.strip().partition("=") for part in header.lower().split(","))
+    parts = [part.strip().partition("=") for part in header.lower().split(",")]
     return {name.strip(): value.strip().strip('"') for name, _, value in parts if name}
 
 
