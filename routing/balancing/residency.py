@@ -10,7 +10,8 @@ Feedback. A response reports its cached tokens. In an LRU cache that lost a pref
 too, so after ``MAX_MISSES`` responses in a row with far fewer cached tokens than predicted, everything that the replica
 last used before those prefixes is evicted here. Predictions that rely on a prompt dispatched in the last
 ``MAX_PREFILL_S`` are not checked, because its prefill may not be over. Responses also give the lengths of tails and
-teach their reuse.
+teach their reuse. If no response of ``ZERO_HITS`` in a row, over ``ZERO_HITS_S``, reports any cached token where some
+were predicted, the engine probably runs without prefix caching: nothing is expected there until a response does.
 
 Other routers. Several routers before the same replicas, and several workers of one router, each record only what
 they sent themselves. If responses report more cached tokens than were recorded, there are other routers. From then on
@@ -135,6 +136,8 @@ class UnrecordedHits:
 MAX_PREFIX_SHARE: Final = 0.12  # of a replica's part of all prompts; a more frequent prefix has several common replicas
 MAX_PREFILL_S: Final = 5.0  # a prompt that was dispatched longer ago has been prefilled, or never will be
 MAX_MISSES: Final = 3  # in a row, until a replica's old blocks are evicted
+ZERO_HITS: Final = 16
+ZERO_HITS_S: Final = 30.0  # longer than prompts wait for their prefill
 MISS_RATIO: Final = 0.5  # delivered / predicted tokens below which a prediction was wrong
 MIN_CHECKED_TOKENS: Final = 256  # smaller predictions are not checked
 MIN_TAIL_TOKENS: Final = 32  # shorter tails are within the estimate's error and teach nothing
@@ -206,6 +209,7 @@ class RequestResidency:
             self._learn_unrecorded_hits(cached_tokens / scale)
         self._learn_tails(scale, cached_tokens, generated_tokens)
         predicted = min(1.0, self._hit_tokens / self._prompt_tokens) * prompt_tokens
+        self._learn_caching(predicted, cached_tokens)
         if predicted < MIN_CHECKED_TOKENS or self._use.used_s - self._prefix_used_s < MAX_PREFILL_S:
             return
         replica = self._replica
@@ -220,6 +224,17 @@ class RequestResidency:
             replica.evict_until(replica.missed_used_s)
             if replica.capacity_ratio > 1.0:
                 replica.set_capacity_ratio(replica.blocks / replica.reported_blocks)
+
+    def _learn_caching(self, predicted: float, cached_tokens: int) -> None:
+        """Learn whether the engine caches prefixes at all."""
+        replica, sent_s = self._replica, self._use.used_s
+        if cached_tokens:
+            replica.zero_hits, replica.caches_nothing = 0, False
+        elif predicted >= MIN_CHECKED_TOKENS:
+            if not replica.zero_hits:
+                replica.zero_since_s = sent_s
+            replica.zero_hits += 1
+            replica.caches_nothing = replica.zero_hits >= ZERO_HITS and sent_s - replica.zero_since_s >= ZERO_HITS_S
 
     def _report(
         self,
@@ -519,6 +534,8 @@ class Residency:
         use = replica.add_use(path, now_s)
         self._index.entries += new_runs
         self._evict(replica, now_s)
+        if replica.caches_nothing:
+            self.clear(target)
         hit_tokens = hit_blocks * (block_tokens or self.block_tokens)
         tails_and_branches = self.tails, self.branches
         return RequestResidency(

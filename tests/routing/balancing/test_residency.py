@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from routing.balancing.residency import MAX_MISSES, Residency
+from routing.balancing.residency import MAX_MISSES, ZERO_HITS, ZERO_HITS_S, Residency
 from tests.routing.building import names
 
 A, B, C = names(3)
@@ -200,6 +200,51 @@ def test_a_hit_resets_the_number_of_misses() -> None:
     send_repeatedly(residency, 0, MAX_MISSES - 1, first_at=600.0)
 
     assert cached_blocks(residency, [2] * 1000, A) == [1000]
+
+
+def serve(residency: Residency, prompt: Prompt, cached_tokens: int, at: float) -> int:
+    """Send a prompt to A, and report its cached tokens; the blocks that were predicted."""
+    predicted = cached_blocks(residency, prompt, A)[0]
+    residency.insert(A, chain(prompt), at, prompt_tokens=len(prompt)).confirm(len(prompt), cached_tokens, 8)
+    return predicted
+
+
+@pytest.mark.parametrize("every_s", [0.1, 3.0, 60.0])
+def test_nothing_is_expected_of_an_engine_without_prefix_caching(every_s: float) -> None:
+    residency, shared, at = residency_of(ttl_s=1e9), [1] * 1000, 0.0
+    residency.insert(B, chain(shared), 0.0)
+    while not residency.replica(A).caches_nothing:
+        serve(residency, shared, 0, at)
+        at += every_s
+    least_s = max(ZERO_HITS_S, (ZERO_HITS - 1) * every_s)
+    predicted = [serve(residency, shared, 0, at + number) for number in range(5)]
+    unsent = residency.insert(A, chain(shared), at + 6, prompt_tokens=1000)
+    unsent.roll_back()
+    found = cached_blocks(residency, shared, A, B)
+    recovered = [serve(residency, shared, cached, at + 7 + cached) for cached in (0, 992, 992)]
+
+    assert least_s <= at <= least_s + 4 * every_s
+    assert predicted[1:] == [0] * 4
+    assert found == [0, 1000]
+    assert recovered == [0, 0, 0]
+    assert cached_blocks(residency, shared, A) == [1000]
+
+
+@pytest.mark.parametrize("cached_tokens", [0, 16])
+def test_one_hit_shows_that_an_engine_caches(cached_tokens: int) -> None:
+    residency, shared = residency_of(ttl_s=1e9), [1] * 1000
+    for number in range(10 * ZERO_HITS):
+        serve(residency, shared, cached_tokens if number % ZERO_HITS == 5 else 0, 60.0 * number)
+
+    assert residency.replica(A).caches_nothing == (not cached_tokens)
+
+
+def test_a_slow_prefill_of_a_burst_does_not_show_that_an_engine_caches_nothing() -> None:
+    residency = residency_of(ttl_s=1e9)
+    for number in range(200):
+        serve(residency, [1] * 1000, 0, 0.1 * number)
+
+    assert not residency.replica(A).caches_nothing
 
 
 def test_misses_of_a_burst_are_not_counted() -> None:
