@@ -13,6 +13,7 @@ import re
 import secrets
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ import yaml
 
 from controlplane.stack.paths import Child
 from tests.contracts.documents.reading import ROOT, shown
-from tests.end_to_end.client_load import Load
+from tests.end_to_end.client_load import KINDS, Load
 from tests.end_to_end.live_stack import free_ports
 from tests.end_to_end.units import PATH, Host, Service
 from tests.reliability.stand import ManagedProcess, soon
@@ -230,14 +231,12 @@ def test_the_health_check_of_the_compose_file_passes(site, name):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_killed_router_breaks_only_responses_that_have_begun_and_requests_on_their_way(site, load):
+def test_a_killed_router_breaks_at_most_the_requests_that_it_had(site, load):
     site.parts["router-1"].crash()
     load.until_served(10)
-    broken = [outcome for outcome in load.failures if outcome.has_begun and outcome.status == 200]
-    unsent = [outcome for outcome in load.failures if (outcome.kind, outcome.status) == ("large", 502)]
-    assert len(broken) + len(unsent) == len(load.failures)
-    assert len(broken) <= 1, "one client streams"
-    assert len(unsent) <= 1, "one client sends bodies that take more than one write"
+    failed = Counter(outcome.kind for outcome in load.failures)
+    assert max(failed.values(), default=0) <= 1, "each client has one request at a time"
+    assert failed.total() < len(KINDS), "most of them are sent to the other router"
 
 
 def test_clients_notice_nothing_while_the_next_release_migrates(site, load):
