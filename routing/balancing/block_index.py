@@ -367,10 +367,8 @@ class ReplicaBlocks:
         self.uses: OrderedDict[Use, None] = OrderedDict()  # the oldest first, each with at least one run
         self.uses_tails = False  # set by the first response that reports its generated tokens
         self.misses = 0  # wrong predictions in a row
-        self.zero_hits = (
-            0  # predicted hits in a row of which no token was cached, the first one sent at ``zero_since_s``
-        )
-        self.zero_since_s = 0.0
+        self.zero_hits = 0  # predicted hits in a row of which no token was cached
+        self.zero_since_s = 0.0  # when the first of them was sent
         self.caches_nothing = False  # whether the engine seems to run without prefix caching
         self.missed_used_s = 0.0  # latest earlier use of the blocks that were missed
         self.on_response: OnResponse | None = None  # set while the engine's KV events are followed

@@ -136,7 +136,7 @@ class UnrecordedHits:
 MAX_PREFIX_SHARE: Final = 0.12  # of a replica's part of all prompts; a more frequent prefix has several common replicas
 MAX_PREFILL_S: Final = 5.0  # a prompt that was dispatched longer ago has been prefilled, or never will be
 MAX_MISSES: Final = 3  # in a row, until a replica's old blocks are evicted
-ZERO_HITS: Final = 16
+ZERO_HITS: Final = 16  # predicted hits in a row without a cached token, until nothing is expected
 ZERO_HITS_S: Final = 30.0  # longer than prompts wait for their prefill
 MISS_RATIO: Final = 0.5  # delivered / predicted tokens below which a prediction was wrong
 MIN_CHECKED_TOKENS: Final = 256  # smaller predictions are not checked

@@ -113,12 +113,16 @@ class Store:
         """Call ``on_entry`` later with the result of ``get``; False if the server is not asked now."""
         if not self._pause.may_ask(monotonic()):
             return False
-        connection = self._lookups
-        if connection is None or connection.is_lost:
-            connection = self._lookups = StoreConnection(self._address, CONNECT_S, self._on_lost)
+        connection = self._lookups = self._connection(self._lookups)
         pending = Pending(LOOKUP_S, partial(self._on_looked_up, connection, name, cipher, on_entry))
         connection.send(command(b"GET", name.encode()), pending.on_reply)
         return True
+
+    def _connection(self, current: StoreConnection | None) -> StoreConnection:
+        """The current connection, or a new one if that was lost."""
+        if current is None or current.is_lost:
+            return StoreConnection(self._address, CONNECT_S, self._on_lost)
+        return current
 
     def _on_looked_up(
         self,
@@ -149,9 +153,7 @@ class Store:
         if self._pending_writes >= MAX_PENDING_WRITES or not self._pause.may_ask(monotonic()):
             self.errors["write_dropped"] += 1
             return
-        connection = self._writes
-        if connection is None or connection.is_lost:
-            connection = self._writes = StoreConnection(self._address, CONNECT_S, self._on_lost)
+        connection = self._writes = self._connection(self._writes)
         nonce = os.urandom(NONCE_BYTES)
         data = nonce + cipher.encrypt(nonce, _encode(entry), name.encode())
         self._pending_writes += 1
@@ -203,8 +205,8 @@ class Store:
         try:
             async with asyncio.timeout(WRITE_S):
                 async with self._redis.pipeline() as pipeline:
-                    for command in commands:
-                        pipeline.execute_command(*command)
+                    for words in commands:
+                        pipeline.execute_command(*words)
                     replies: list[Any] = await pipeline.execute()
         except (RedisError, OSError, TimeoutError, ValueError) as error:
             self._record_failure("write", None, error)
