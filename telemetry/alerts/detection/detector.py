@@ -99,7 +99,8 @@ class Detection:
     at: datetime
     state: State
     level: float | None = None
-    ratio: float | None = None  # since the change point, or of the last minute
+    # since the change point, or of the last minute; None if too little of the usual mix had traffic for a minute
+    ratio: float | None = None
     change_point: datetime | None = None  # the end of the last bin with S = 0
     since: datetime | None = None  # the change that the level starts at
     score: float = 0.0  # S / h
@@ -140,10 +141,12 @@ class Detector:
         self._noise = Noise(sensitivity.max_bins)
         self._changes: list[datetime] = []
         self._score = 0.0
+        self._compared_until: datetime | None = None  # the end of the last bin that was compared with a level
         self._steady_until: datetime | None = None  # the end of the last bin with S = 0
         self._since: datetime | None = None
         self._down_since: datetime | None = None
         self._mix_since: datetime | None = None
+        self._bins = 0  # with traffic
         # (shortfall, tokens, requests) of the latest bins, and of the bins since the change point
         self._latest: deque[tuple[float, float, float]] = deque(maxlen=sensitivity.max_bins)
         self._after: deque[tuple[float, float, float]] = deque(maxlen=sensitivity.max_bins)
@@ -157,6 +160,9 @@ class Detector:
         shortfall = self._shortfall(samples)
         if shortfall is not None:
             self._step(hit_bin, *shortfall)
+            self._compared_until = hit_bin.end
+        elif self._down_since is None and self._score == 0.0:
+            self._steady_until = hit_bin.end
         self._update_mix(hit_bin)
         self._update_levels(samples, hit_bin.end)
         self._forget_bins_before_change(hit_bin.end)
@@ -288,12 +294,13 @@ class Detector:
         total = hit_bin.prompt
         if not total:
             return
-        is_first = not any(group.usual for group in self._groups.values())
+        self._bins += 1  # until there are many, the mix is their plain mean: one unusual first bin must not dominate
+        usual_weight, current_weight = (max(1 / self._bins, weight) for weight in (MIX_MEMORY, MIX_LATEST))
         for name, group in self._groups.items():
             share = hit_bin.groups[name].prompt / total if name in hit_bin.groups else 0.0
-            group.current += (1.0 if is_first else MIX_LATEST) * (share - group.current)
+            group.current += current_weight * (share - group.current)
             if self._down_since is None and self._score == 0.0:
-                group.usual += (1.0 if is_first else MIX_MEMORY) * (share - group.usual)
+                group.usual += usual_weight * (share - group.usual)
         self._groups = {
             name: group
             for name, group in self._groups.items()
@@ -306,8 +313,14 @@ class Detector:
             self._mix_since = self._mix_since or hit_bin.end
 
     def _mix_effect(self) -> float:
-        """Change of the pool's rate from the usual to the current mix, all groups at their levels."""
-        return sum((group.current - group.usual) * (group.level.ratio or 0.0) for group in self._groups.values())
+        """Change of the pool's rate from the usual to the current mix, all groups at their levels.
+
+        A group without a level yet counts as one of the mean level: what is unknown is no change.
+        """
+        known = [(group, group.level.ratio) for group in self._groups.values() if group.level.ratio is not None]
+        usual = sum(group.usual for group, _ in known)
+        mean = sum(group.usual * level for group, level in known) / usual if usual else 0.0
+        return sum((group.current - group.usual) * (level - mean) for group, level in known) if usual else 0.0
 
     def _add_sums(self, hit_bin: Bin) -> None:
         for name, group_bin in hit_bin.groups.items():
@@ -321,15 +334,16 @@ class Detector:
             group.weighted = group.prompt = 0.0
 
     def _detection(self, hit_bin: Bin) -> Detection:
-        if not any(group.level.ratio is not None for group in self._groups.values()):
+        if self._compared_until is None or not any(group.level.ratio is not None for group in self._groups.values()):
             return Detection(hit_bin.end, State.LEARNING, prompt=hit_bin.prompt, requests=hit_bin.requests)
         is_down = self._down_since is not None
+        is_old = (hit_bin.end - self._compared_until).total_seconds() > LATEST * self.sensitivity.bin_s
         parts = self._after if is_down else self._latest
         return Detection(
             at=hit_bin.end,
             state=State.DOWN if is_down else State.STEADY,
             level=self._level,
-            ratio=min(max(self._level - _mean(parts), 0.0), 1.0),
+            ratio=None if is_old else min(max(self._level - _mean(parts), 0.0), 1.0),
             change_point=self._steady_until if self._after else None,
             since=self._since,
             score=self._score / self.sensitivity.threshold,

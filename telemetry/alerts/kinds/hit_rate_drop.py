@@ -160,9 +160,10 @@ def verdict_of(settings: HitRateDropSettings, detection: Detection | None, now: 
     if detection is None or (now - detection.at).total_seconds() > 2 * settings.step_s:
         return no_data(Reason.NO_READINGS)
     figures = _figures(detection)
-    if detection.level is None or detection.ratio is None:
+    if detection.level is None:
         return no_data(Reason.LITTLE_HISTORY, **figures)
-    if detection.requests < settings.min_requests or detection.prompt < settings.min_tokens:
+    is_little = detection.requests < settings.min_requests or detection.prompt < settings.min_tokens
+    if detection.ratio is None or is_little:
         return no_data(Reason.LITTLE_TRAFFIC, **figures)
     limit = detection.level - settings.drop_points * POINT
     is_breach = detection.state is State.DOWN

@@ -56,6 +56,12 @@ def test_a_drop_below_the_minimum_traffic_gives_no_result(floor, reason):
     assert (verdict.result, verdict.reason) == (Result.NO_DATA, reason)
 
 
+def test_traffic_of_other_task_groups_alone_gives_no_result():
+    verdict = verdict_after(Stretch(1800, 0.8), Stretch(120, 0.2, mix={"batch": 1.0}))
+
+    assert (verdict.result, verdict.reason, verdict.value) == (Result.NO_DATA, Reason.LITTLE_TRAFFIC, None)
+
+
 def test_too_few_bins_give_no_data_and_not_a_rate_of_zero():
     few = verdict_after(Stretch(70, 0.8))
     old = verdict_after(Stretch(1800, 0.8), late_s=60)

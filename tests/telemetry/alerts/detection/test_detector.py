@@ -45,9 +45,49 @@ def test_a_drop_soon_after_a_start_with_empty_caches_is_found_within_90_s(climb_
     assert [0 < second(one.at) - climb_s - 120 <= 90 for one in alarms(found)] == [True]
 
 
+@pytest.mark.parametrize("steady_s", [90, 160, 220])
+def test_a_first_bin_of_another_task_group_hides_no_drop_and_not_its_change_point(steady_s: int) -> None:
+    """As after a start: the first bin comes from the engines' counters, which know no task groups."""
+    found = detections(bins([Stretch(10, 0.8, mix={"": 1.0}), Stretch(steady_s, 0.8), Stretch(120, 0.4)]))
+
+    (alarm,) = alarms(found)
+    assert 0 < second(alarm.at) - steady_s - 10 <= 60
+    assert abs(second(alarm.change_point) - steady_s - 10) <= 10
+
+
+def test_a_drop_in_the_first_bin_that_has_a_level_to_compare_with_has_a_change_point() -> None:
+    found = detections(bins([Stretch(80, 0.8), Stretch(120, 0.4)]))
+
+    (alarm,) = alarms(found)
+    assert second(alarm.change_point) == 80
+
+
 @pytest.mark.parametrize("rate", [2.0, 20.0])
 def test_quiet_traffic_raises_no_alarm(rate: float) -> None:
     assert alarms(detections(bins([Stretch(QUIET_H * 3600, 0.7, rate)], seed=7))) == []
+
+
+def test_the_rate_is_unknown_once_the_usual_task_groups_have_no_traffic_for_a_minute() -> None:
+    found = detections(bins([Stretch(1800, 0.8), Stretch(120, 0.3, mix={"batch": 1.0}), Stretch(60, 0.8)]))
+
+    assert alarms(found) == []
+    assert [one.ratio is None for one in found][-18:] == [False] * 6 + [True] * 6 + [False] * 6
+
+
+def test_there_is_no_level_before_a_bin_was_compared_with_it() -> None:
+    found = detections(bins([Stretch(120, 0.8)]))
+
+    assert {one.level for one in found[:8]} == {None}
+    assert all(one.level and one.ratio for one in found[8:])
+
+
+@pytest.mark.parametrize("mix", [{"": 1.0}, {"new": 0.6, "chat": 0.2, "coding": 0.1, "support": 0.1}])
+def test_traffic_of_a_group_without_a_level_is_no_change_of_the_mix(mix: dict[str, float]) -> None:
+    """A bin from the engines' counters, because a reading of the router was missed; or a new task group."""
+    found = detections(bins([Stretch(1800, 0.8), Stretch(20, 0.8, mix=mix), Stretch(300, 0.8)]))
+
+    assert alarms(found) == []
+    assert [one.mix for one in found if one.mix_since] == []
 
 
 def test_a_changed_traffic_mix_is_no_drop_and_is_reported_separately() -> None:
