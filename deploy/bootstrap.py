@@ -173,9 +173,9 @@ def lock(_arguments: list[str]) -> int:
     all_extras = ["--extra", "controlplane", "--extra", "cli", "--extra", "embedded", "--extra", "events"]
     compile_lock("base", *all_extras)
     compile_lock("router", "-c", "requirements/base.txt")
-    compile_lock("controlplane", "--extra", "controlplane", "--extra", "cli", "-c", "requirements/base.txt")
     compile_lock("picker", "--extra", "picker", "-c", "requirements/base.txt")
-    compile_lock("otel", "--extra", "otel", "-c", "requirements/base.txt", "-c", "requirements/picker.txt")
+    installed = ["--extra", "controlplane", "--extra", "cli", "--extra", "otel"]
+    compile_lock("controlplane", *installed, "-c", "requirements/base.txt", "-c", "requirements/picker.txt")
     compile_lock("semantic", "--extra", "semantic", "-c", "requirements/base.txt")
     extras = [*all_extras, "--extra", "otel", "--extra", "picker"]
     compile_lock("dev", *extras, "--group", "dev", "-c", "requirements/base.txt", "-c", "requirements/picker.txt")

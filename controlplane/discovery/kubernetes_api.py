@@ -6,12 +6,13 @@ followed, and a token goes only to its own server, over HTTPS.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Generic, Protocol, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -22,6 +23,7 @@ from msgspec import Meta, Struct, field
 
 from controlplane.discovery.targets import PollError, PollLimits, base_url, printable
 from controlplane.egress import FetchedResponse, fetch, guarded_client
+from routing.schema import IpNetwork
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 PAGE_OBJECTS = 250  # a slice has at most 100 endpoints by default; a pod has 10 to 20 kB
@@ -92,6 +94,7 @@ class _Account:
     url: str
     token: str
     tls: ssl.SSLContext | None
+    networks: tuple[IpNetwork, ...] = ()  # allowed besides the poll's: the cluster's own API server
 
 
 class _ExpiredError(Exception):
@@ -102,7 +105,8 @@ class _ExpiredError(Exception):
 def api_server(settings: ServerSettings, token: str, limits: PollLimits) -> Iterator[ApiServer]:
     """The configured API server, or the cluster's own. All its requests share the poll's deadline."""
     account = _account(settings, token)
-    with guarded_client(limits.rules, tls=account.tls) as http:
+    rules = replace(limits.rules, networks=limits.rules.networks + account.networks)
+    with guarded_client(rules, tls=account.tls) as http:
         yield ApiServer(http, account, time.monotonic() + limits.deadline_s)
 
 
@@ -203,7 +207,16 @@ def _account(settings: ServerSettings, token: str) -> _Account:
         authority = (ACCOUNT / "ca.crt").read_text(encoding="ascii")
     except (OSError, UnicodeError) as error:
         raise PollError(f"The pod's service account cannot be read: {type(error).__name__}.") from None
-    return _Account(base_url("https", host, int(port)), account_token, _authority(authority))
+    url = base_url("https", host, int(port))
+    return _Account(url, account_token, _authority(authority), _network_of(host))
+
+
+def _network_of(host: str) -> tuple[IpNetwork, ...]:
+    """The address of the cluster's own API server as a network: some clusters give services public addresses."""
+    try:
+        return (ipaddress.ip_network(host),)
+    except ValueError:
+        return ()  # a name
 
 
 def _checked_url(url: str, token: str) -> str:

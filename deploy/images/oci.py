@@ -105,7 +105,11 @@ def write_image(path: Path, name: str, tag: str, layers: Sequence[Layer], config
         layer_blobs = [blobs.add_file(LAYER, layer) for layer in layers]
         manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config_blob, "layers": layer_blobs}
         manifest_blob = blobs.add(MANIFEST, _json(manifest))
-        names = {"org.opencontainers.image.ref.name": tag, "io.containerd.image.name": f"{name}:{tag}"}
+        names = {
+            "org.opencontainers.image.ref.name": tag,
+            # containerd stores this name as it is, and engines look for the whole one
+            "io.containerd.image.name": f"docker.io/library/{name}:{tag}",
+        }
         platform = {"architecture": config["architecture"], "os": config["os"]}
         entry = manifest_blob | {"annotations": names, "platform": platform}
         _add_bytes(tar, "index.json", _json({"schemaVersion": 2, "mediaType": INDEX, "manifests": [entry]}))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from routing import __version__
 from routing.schema import Limits
 from tests.contracts.documents.reading import shown
 from tests.contracts.documents.test_completeness import is_variable
@@ -114,8 +115,9 @@ def test_every_variable_is_a_setting(name: str) -> None:
     assert {variable for variable in named if not is_variable(variable)} == set()
 
 
-def test_the_documented_commands_create_every_secret(tmp_path: Path) -> None:
-    commands = [command for command in shown((ROOT / "deploy/README.md").read_text()) if "deploy/secrets" in command]
+def test_the_documented_commands_create_every_secret_and_setting(tmp_path: Path) -> None:
+    documented = shown((ROOT / "deploy/README.md").read_text())
+    commands = [command for command in documented if "deploy/secrets" in command or "deploy/.env" in command]
     (tmp_path / "deploy").mkdir()
     subprocess.run(["sh", "-ec", "\n".join(commands)], cwd=tmp_path, check=True, timeout=60)
     for secret in DOCUMENT["secrets"].values():
@@ -123,6 +125,8 @@ def test_the_documented_commands_create_every_secret(tmp_path: Path) -> None:
         assert path.read_text().strip()
         assert path.stat().st_mode & 0o777 == 0o444, "users of containers read it"
         assert path.parent.stat().st_mode & 0o777 == 0o700
+    settings = re.findall(r"^(\w+)=\S+$", (tmp_path / "deploy/.env").read_text(), re.MULTILINE)
+    assert settings == re.findall(r"^#   ([A-Z_]+) ", FILE.read_text(), re.MULTILINE)
     assert (tmp_path / "deploy/secrets/postgres_password").read_text().strip() in (
         tmp_path / "deploy/secrets/database_url"
     ).read_text()
@@ -140,7 +144,8 @@ def test_no_router_is_killed_before_it_has_drained() -> None:
 
 
 def test_haproxy_finds_every_router_at_its_ports() -> None:
-    variables_of_file = set(re.findall(r'"\$\{(\w+)\}"', (ROOT / "deploy/haproxy/haproxy.cfg").read_text()))
+    text = (ROOT / "deploy/haproxy/haproxy.cfg").read_text()
+    variables_of_file = {*re.findall(r'"\$\{(\w+)\}"', text), *re.findall(r"!defined\((\w+)\)", text)}
     environment = SERVICES["haproxy"]["environment"]
     assert set(environment) == variables_of_file
     routers = [value.partition(":")[0] for name, value in environment.items() if re.fullmatch(r"ROUTER_\d", name)]
@@ -154,3 +159,10 @@ def test_defaults_of_haproxy_are_the_ports_of_the_router_units() -> None:
         ports = dict(re.findall(r"^WARMPATH_(\w+)=(\d+)", (UNITS / f"router-{number}.env").read_text(), re.MULTILINE))
         assert presets[f"ROUTER_{number}"] == ports["ROUTER_PORT"]
         assert presets[f"ROUTER_{number}_ADMIN_PORT"] == ports["ROUTER_ADMIN_PORT"]
+
+
+def test_the_documented_builds_make_the_images_of_this_release() -> None:
+    tags = {service["image"].replace("${WARMPATH_VERSION:-", "").rstrip("}") for service in OURS.values()}
+    assert tags == {f"warmpath-controlplane:{__version__}", f"warmpath-router:{__version__}"}
+    built = set(re.findall(r"docker build .* -t (\S+) \.", (ROOT / "deploy/images/Dockerfile").read_text()))
+    assert built == tags

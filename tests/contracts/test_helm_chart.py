@@ -36,11 +36,20 @@ EVERYTHING = {
     "host": "warmpath.example.com",
     "image": {"registry": "registry.example.com/team", "tag": "0.1.1"},
     "imagePullSecrets": [{"name": "registry"}],
-    "secret": {"name": "kept", "keys": {"databaseOwnerUrl": "owner", "metricsToken": "metrics"}},
-    "controlPlane": {"env": {"WARMPATH_FLEET_NETWORKS": "10.0.0.0/8"}},
+    "extraHosts": ["routes.example.com"],
+    "secret": {"name": "kept", "keys": {"databaseOwnerUrl": "owner", "metricsToken": "m", "adminPassword": "admin"}},
+    "controlPlane": {
+        "env": {"WARMPATH_FLEET_NETWORKS": "10.0.0.0/8", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"},
+        "secretEnv": {"WARMPATH_OIDC_CLIENT_SECRET": "oidc", "WARMPATH_CONFIG_SIGNING_KEY": "signing"},
+        "volumes": [{"name": "authorities", "configMap": {"name": "authorities"}}],
+        "volumeMounts": [{"name": "authorities", "mountPath": "/authorities"}],
+    },
     "router": {
         "configKeys": "0" * 64,
         "env": {"WARMPATH_ROUTER_TLS_CERT_FILE": "/tls/tls.crt"},
+        "secretEnv": {"WARMPATH_ROUTER_CACHE_URL": "cache-url"},
+        "volumes": [{"name": "tls", "secret": {"secretName": "tls"}}],
+        "volumeMounts": [{"name": "tls", "mountPath": "/tls"}],
         "drainTimeoutSeconds": 600,
         "state": {"storageClassName": "fast"},
         "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
@@ -52,6 +61,7 @@ EVERYTHING = {
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "nodeSelector": {"pool": "cpu"},
     "tolerations": [{"key": "cpu", "operator": "Exists"}],
+    "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
     "priorityClassName": "important",
 }
 NOTHING_OPTIONAL = {
@@ -64,11 +74,24 @@ INVALID = {
     "a URL as host": {"host": "https://warmpath.example.com"},
     "an unknown value": {"host": "a.example", "routers": 3},
     "an unknown setting": {"host": "a.example", "router": {"env": {"LD_PRELOAD": "x"}}},
-    "no certificate": {"host": "a.example", "ingress": {"enabled": True}},
+    "a setting of the chart": {"host": "a.example", "controlPlane": {"env": {"WARMPATH_ALLOWED_HOSTS": "b.example"}}},
+    "an ingress that may not connect": {"host": "a.example", "ingress": {"enabled": True}},
+    "clients that may not connect": {"host": "a.example", "router": {"service": {"type": "LoadBalancer"}}},
+    "a Prometheus that may not connect": {"host": "a.example", "serviceMonitor": {"enabled": True}},
+    "more routers than the maximum": {
+        "host": "a.example",
+        "router": {"replicas": 10, "autoscaling": {"enabled": True}},
+    },
     "a wrong key": {"host": "a.example", "router": {"configKeys": "secret"}},
 }
+REASONS = {
+    "an ingress that may not connect": "networkPolicy.proxies: with ingress.enabled, expected",
+    "clients that may not connect": "networkPolicy.clients: with router.service.type",
+    "a Prometheus that may not connect": "networkPolicy.prometheus: with serviceMonitor.enabled",
+    "more routers than the maximum": "router.autoscaling.maxReplicas: expected router.replicas",
+}
 VALUES = {"minimal": MINIMAL, "everything": EVERYTHING, "nothing optional": NOTHING_OPTIONAL}
-STANDARD = {"DJANGO_SETTINGS_MODULE", "POD_IP", "POD_NAME", "WEB_CONCURRENCY"}
+STANDARD = {"DJANGO_SETTINGS_MODULE", "OTEL_EXPORTER_OTLP_ENDPOINT", "POD_IP", "POD_NAME", "WEB_CONCURRENCY"}
 SECRETS = Path("/run/secrets")
 Object = dict[str, Any]
 
@@ -123,7 +146,7 @@ def test_helm_lint_finds_nothing(helm: Object) -> None:
 
 @pytest.mark.parametrize("case", INVALID)
 def test_invalid_values_are_rejected(helm: Object, case: str) -> None:
-    assert "error" in helm["rendered"][len(VALUES) + list(INVALID).index(case)]
+    assert REASONS.get(case, "") in helm["rendered"][len(VALUES) + list(INVALID).index(case)]["error"]
 
 
 def test_every_object_is_valid_for_kubernetes(objects: list[Object]) -> None:
@@ -263,7 +286,10 @@ def test_a_router_has_time_to_drain_and_its_state_on_a_volume(objects: list[Obje
     (hosts,) = [
         variable["value"] for variable in web["spec"]["containers"][0]["env"] if "ALLOWED_HOSTS" in variable["name"]
     ]
-    assert host in hosts.split(",")
+    assert {host, "warmpath.example.com"} <= set(hosts.split(","))
+    for ingress in of_kind(objects, "Ingress"):
+        served = [rule["host"] for rule in ingress["spec"]["rules"]]
+        assert served == ingress["spec"]["tls"][0]["hosts"] == hosts.split(",")[: len(served)]
     assert host in {service["metadata"]["name"] for service in of_kind(objects, "Service")}
 
 
@@ -306,8 +332,11 @@ def test_pods_are_listed_only_where_inference_pools_are_discovered(helm: Object)
 def test_migrations_run_before_an_installation_and_before_an_upgrade(objects: list[Object]) -> None:
     (job,) = of_kind(objects, "Job")
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
-    commands = [container["command"][-1] for container in containers(job["spec"]["template"])]
-    assert commands == ["migrate", "maintain_partitions"]
+    pod = job["spec"]["template"]
+    commands = [container["command"][-1] for container in containers(pod)]
+    has_password = "WARMPATH_ADMIN_PASSWORD_FILE" in str(pod)
+    assert commands == ["migrate", "maintain_partitions", *(["seed_fleet"] if has_password else [])]
+    assert len(pod["spec"]["containers"]) == 1  # init containers run one after the other
 
 
 def test_every_value_that_a_template_uses_has_a_default_and_a_schema() -> None:

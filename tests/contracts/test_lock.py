@@ -10,7 +10,7 @@ from tests.contracts.documents.reading import ROOT
 
 LOCKS = (
     *("base.txt", "clients.txt", "compile.txt", "controlplane.txt"),
-    *("dev.txt", "otel.txt", "picker.txt", "router.txt", "semantic.txt"),
+    *("dev.txt", "picker.txt", "router.txt", "semantic.txt"),
 )
 
 

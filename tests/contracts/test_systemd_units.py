@@ -117,3 +117,30 @@ def pinned(lock: Path) -> set[tuple[str, str]]:
 def test_restarting_the_target_restarts_no_router() -> None:
     parts = {path.stem for path in SERVICES if options_of(path.read_text())["PartOf"] == ["warmpath.target"]}
     assert {path.stem for path in SERVICES} - parts == {"warmpath-router@"}
+
+
+def test_a_management_command_gets_the_secrets_that_the_units_load_and_no_other_file(tmp_path: Path) -> None:
+    """Else it would sign with a key that the services do not have."""
+    script = tmp_path / "release/deploy/systemd/warmpath-manage"
+    shutil.copytree(UNITS, script.parent)
+    python = tmp_path / "release/.venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nenv\n")
+    python.chmod(0o755)
+    secrets = tmp_path / "etc/secrets"
+    secrets.mkdir(parents=True)
+    for name in ("secret_key", "config_signing_key", "metrics_token", "database_owner_url", "database_url.bak"):
+        (secrets / name).write_text("x")
+    (tmp_path / "etc/control-plane.env").write_text("")
+    drop_in = tmp_path / "units/warmpath-worker.service.d/secrets.conf"
+    drop_in.parent.mkdir(parents=True)
+    drop_in.write_text("[Service]\nLoadCredential=metrics_token:/etc/warmpath/secrets/metrics_token\n")
+    environment = {"WARMPATH_ETC": str(tmp_path / "etc"), "WARMPATH_UNITS": str(tmp_path / "units")}
+
+    done = subprocess.run(["sh", script, "config_key"], env=environment, capture_output=True, text=True, check=True)
+
+    files = dict(line.split("=", 1) for line in done.stdout.splitlines() if "_FILE=" in line)
+    assert files == {
+        f"WARMPATH_{name.upper()}_FILE": str(secrets / name)
+        for name in ("secret_key", "metrics_token", "database_owner_url")
+    }

@@ -176,7 +176,7 @@ def haproxy(site: Site) -> Iterator[int]:
     if program is None:
         assert os.environ.get("REQUIRE_PROGRAMS") != "1", "haproxy is missing"
         pytest.skip("haproxy is not installed")
-    environment = {"LISTEN": f"127.0.0.1:{ports['clients']}", "PATH": PATH}
+    environment = {"LISTEN": f"127.0.0.1:{ports['clients']}", "KEEP_USER": "1", "PATH": PATH}
     environment |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}  # if it is unpacked
     for number in ROUTERS:
         environment[f"ROUTER_{number}"] = f"127.0.0.1:{ports[f'data-{number}']}"

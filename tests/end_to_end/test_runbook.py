@@ -45,7 +45,7 @@ class Runbook:
 
     def _run(self, command: str) -> str:
         self.executed.add(command)
-        ports = {":8081": f":{self._site.ports['admin-1']}", ":8000": f":{self._site.ports['web']}"}
+        ports = {":8083": f":{self._site.ports['admin-1']}", ":8000": f":{self._site.ports['web']}"}
         for documented, port in ports.items():
             command = command.replace(documented, port)
         return self._site.host.sh(command.replace("/var/backups", str(self._site.host.folder)), PATH=self._programs)

@@ -61,7 +61,7 @@ class Host:
         path = f"{ROOT}/.venv/bin:{PATH}"  # of the interpreter that a document calls python3
         done = subprocess.run(
             ["sh", "-ec", self.located(script)],
-            env={"PATH": path, "WARMPATH_ETC": str(self.folder / "etc/warmpath"), **environment},
+            env={"PATH": path, "WARMPATH_ETC": str(self.folder / "etc/warmpath"), "WARMPATH_UNITS": "", **environment},
             cwd=self.folder,
             capture_output=True,
             text=True,

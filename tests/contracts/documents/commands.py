@@ -3,6 +3,8 @@
 ``make check`` fails for a command without an entry here and for an entry whose test does not exist.
 """
 
+import re
+
 from tests.contracts.documents.reading import ROOT, shown
 
 EXECUTED_BY: dict[str, str] = {
@@ -40,8 +42,9 @@ def _session(readme: str) -> list[str]:
 
 
 def _compose() -> list[str]:
-    """Commands that create the secrets of the Compose file."""
-    return [command for command in shown((ROOT / "deploy/README.md").read_text()) if "deploy/secrets" in command]
+    """Commands that create the secrets and settings of the Compose file."""
+    commands = shown((ROOT / "deploy/README.md").read_text())
+    return [command for command in commands if re.search(r"deploy/(secrets|\.env)", command)]
 
 
 EXECUTED_BY["python manage.py rotate_secrets"] = "tests/controlplane/test_secret_rotation.py"

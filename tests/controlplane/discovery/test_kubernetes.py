@@ -1,5 +1,6 @@
 """Kubernetes discovery against an API server over HTTP and TLS."""
 
+import ipaddress
 import time
 
 import msgspec
@@ -276,6 +277,24 @@ def test_in_a_cluster_each_poll_reads_the_pods_service_account(tmp_path, monkeyp
             poll(server, api_url="", token="")
         (account / "token").write_text(f"{TOKEN}\n")
         assert len(poll(server, api_url="", token="").targets) == 1
+
+
+def test_in_a_cluster_its_own_api_server_is_allowed_and_no_other_address(tmp_path, monkeypatch, settings):
+    """Some clusters give their services public addresses."""
+    settings.FLEET_NETWORKS = [ipaddress.ip_network("10.0.0.0/8")]
+    authority = Authority(tmp_path)
+    account = tmp_path / "account"
+    account.mkdir()
+    (account / "token").write_text(TOKEN)
+    (account / "ca.crt").write_text(authority.path.read_text())
+    monkeypatch.setattr(kubernetes_api, "ACCOUNT", account)
+    with serving_kubernetes(authority.issue("api").server()) as server:
+        server.slices = [endpoint_slice(pod("vllm-0", "10.0.0.1"))]
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.server_address[1]))
+        assert len(poll(server, api_url="", token="").targets) == 1
+        with pytest.raises(PollError, match="not in an allowed network"):
+            poll(server, ca=authority.path.read_text())
 
 
 def test_outside_a_cluster_the_api_server_must_be_configured(server, monkeypatch):

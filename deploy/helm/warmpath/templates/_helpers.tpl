@@ -45,6 +45,9 @@ nodeSelector: {{ toYaml . | nindent 2 }}
 {{- with .Values.tolerations }}
 tolerations: {{ toYaml . | nindent 2 }}
 {{- end }}
+{{- with .Values.affinity }}
+affinity: {{ toYaml . | nindent 2 }}
+{{- end }}
 {{- with .Values.priorityClassName }}
 priorityClassName: {{ . | quote }}
 {{- end }}
@@ -75,7 +78,7 @@ securityContext:
 - name: POD_IP
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 - {name: DJANGO_SETTINGS_MODULE, value: controlplane.settings.production}
-- {name: WARMPATH_ALLOWED_HOSTS, value: "{{ .Values.host }},{{ include "warmpath.name" . }}-web,$(POD_IP)"}
+- {name: WARMPATH_ALLOWED_HOSTS, value: "{{ join "," (prepend .Values.extraHosts .Values.host) }},{{ include "warmpath.name" . }}-web,$(POD_IP)"}
 - {name: WARMPATH_PUBLIC_URL, value: "https://{{ .Values.host }}"}
 - {name: WARMPATH_BEHIND_TLS_PROXY, value: "1"}
 - {name: WARMPATH_LOG_FORMAT, value: json}
@@ -86,9 +89,7 @@ securityContext:
 {{- if $keys.metricsToken }}
 - {name: WARMPATH_METRICS_TOKEN_FILE, value: /run/secrets/warmpath/metrics_token}
 {{- end }}
-{{- range $name, $value := .Values.controlPlane.env }}
-- {name: {{ $name }}, value: {{ $value | quote }}}
-{{- end }}
+{{- include "warmpath.variables" .Values.controlPlane }}
 {{- end }}
 
 {{- define "warmpath.controlPlaneVolumes" -}}
@@ -104,11 +105,35 @@ securityContext:
       {{- with .Values.secret.keys.metricsToken }}
       - {key: {{ . | quote }}, path: metrics_token}
       {{- end }}
+      {{- include "warmpath.secretItems" .Values.controlPlane | nindent 6 }}
 - name: tmp
   emptyDir: {medium: Memory, sizeLimit: 256Mi}
+{{- with .Values.controlPlane.volumes }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "warmpath.controlPlaneMounts" -}}
 - {name: secrets, mountPath: /run/secrets/warmpath, readOnly: true}
 - {name: tmp, mountPath: /tmp}
+{{- with .Values.controlPlane.volumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Variables of controlPlane or router: env as it is, and of secretEnv the path of the mounted file. */}}
+{{- define "warmpath.variables" -}}
+{{- range $name, $value := .env }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- range $name, $key := .secretEnv }}
+- {name: {{ $name }}_FILE, value: /run/secrets/warmpath/{{ $name | lower }}}
+{{- end }}
+{{- end }}
+
+{{/* The keys of secretEnv as items of the mounted Secret. */}}
+{{- define "warmpath.secretItems" -}}
+{{- range $name, $key := .secretEnv }}
+- {key: {{ $key | quote }}, path: {{ $name | lower }}}
+{{- end }}
 {{- end }}
