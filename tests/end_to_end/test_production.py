@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -113,7 +114,7 @@ def replicas() -> Iterator[list[str]]:
 @pytest.fixture(scope="module")
 def site(short_dir: Path, database: str, valkey: str, replicas: list[str]) -> Iterator[Site]:
     """Installed and started as deploy/systemd/README.md says."""
-    host = Host(short_dir / "site")
+    host = Host(Path(tempfile.mkdtemp(prefix="s", dir=short_dir)))  # another module may have a site of its own
     host.use_release("0.1.0")
     names = ("web", "clients", *(f"{kind}-{number}" for number in ROUTERS for kind in ("data", "admin")))
     ports = dict(zip(names, free_ports(len(names), spare_after_last=0), strict=True))
