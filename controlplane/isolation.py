@@ -6,6 +6,9 @@ new, and stores an ``ItemFailure``. Pages, ``/metrics`` and alerts read these ro
 the item succeeds. The row of an item that no longer runs, such as a removed pool's, expires after ``EXPIRES``.
 
 Errors that concern every item pass through: an unavailable or full database, and the task's time limit.
+
+That no task runs at all is detected from one row. Beat sends ``reconcile_routers`` every few seconds and a worker runs
+it, so the row that each run updates shows that beat, the broker and a worker work. Web processes read it.
 """
 
 from __future__ import annotations
@@ -17,15 +20,17 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 from celery.exceptions import SoftTimeLimitExceeded
+from django.conf import settings
 from django.db import InterfaceError, OperationalError
 from django.db.models import F
 from django.utils import timezone
 
 from controlplane.database.base import is_disk_full, is_unavailable
-from controlplane.models import ItemFailure, PeriodicTask
+from controlplane.models import ItemFailure, PeriodicTask, WorkerLiveness
 
 EXPIRES = timedelta(hours=2)  # without a further failure; the slowest isolated task runs once an hour
 MAX_NAME_LENGTH = 200  # characters
+LATE_AFTER_S = 30.0  # and at least three intervals; a worker restarts in about 5 s
 
 log = logging.getLogger(__name__)
 
@@ -124,3 +129,19 @@ def _record_recoveries(items: Items, now: datetime, *, is_complete: bool) -> Non
         elif failure.at > now - EXPIRES and not is_complete:
             continue
         ItemFailure.objects.filter(pk=failure.pk, failures=failure.failures).delete()
+
+
+def record_worker_seen(now: datetime) -> None:
+    """Record a run of scheduled work. One upsert, so that two first runs at once do not collide."""
+    row = WorkerLiveness(pk=1, seen_at=now)
+    WorkerLiveness.objects.bulk_create([row], update_conflicts=True, unique_fields=["id"], update_fields=["seen_at"])
+
+
+def worker_silence_s(now: datetime) -> float | None:
+    """Seconds since scheduled work last ran, at least 0; None: never. One query."""
+    seen_at = WorkerLiveness.objects.values_list("seen_at", flat=True).first()
+    return None if seen_at is None else max(0.0, (now - seen_at).total_seconds())
+
+
+def is_late(silence_s: float) -> bool:
+    return silence_s > max(LATE_AFTER_S, 3 * settings.RECONCILE_INTERVAL_S)

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from controlplane.discovery import PollError, PollResult, poll
 from controlplane.egress import fleet_rules, guarded_client
-from controlplane.isolation import isolated_items
+from controlplane.isolation import isolated_items, record_worker_seen
 from controlplane.models import ConfigSnapshot, PeriodicTask, ReplicaSource, Router
 from controlplane.push.client import Ack, Nack, Unreachable, deliver, sign
 from controlplane.services.access.users import delete_ended_sessions
@@ -29,7 +29,6 @@ from controlplane.services.idempotency import delete_expired_records
 from controlplane.services.policies.rollouts import advance_rollouts
 from controlplane.services.routers import claim_pushes, mark_lost_routers, record_ack, record_nack, record_unreachable
 from controlplane.services.snapshots import newest_snapshot, snapshot_document
-from controlplane.services.worker_liveness import record_worker_seen
 
 MAX_PARALLEL_PUSHES = 32  # so that one slow router does not delay the others
 

@@ -8,7 +8,7 @@ from django.urls import include, path, re_path
 from django.utils import timezone
 
 from controlplane.api.exceptions import endpoint_not_found
-from controlplane.services.worker_liveness import is_late, worker_silence_s
+from controlplane.isolation import is_late, worker_silence_s
 from controlplane.web.urls import account_urlpatterns
 
 handler400 = "controlplane.api.exceptions.bad_request"

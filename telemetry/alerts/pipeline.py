@@ -176,11 +176,22 @@ def _update_alerts(evaluation: Evaluation, verdicts: Verdicts, now: datetime) ->
             continue
         state = alert and OpenAlert(alert.state == AlertState.FIRING, alert.started_at, alert.last_breach_at)
         action = next_action(evaluation.settings.timing, verdict.result, state or None, now)
+        if action is Action.EXTEND and alert is not None and _has_worsened(alert, verdict):
+            resolve(alert, now, reason="the hit rate fell further: a new alert has both falls")
+            alert, action = None, Action.OPEN_FIRING
         updated = alert if action is Action.NONE else apply(action, evaluation, subject, verdict, alert=alert, now=now)
         if updated is not None:
             open_verdicts[updated.pk] = verdict
             available -= alert is None
     return open_verdicts
+
+
+def _has_worsened(alert: Alert, verdict: Verdict) -> bool:
+    """Whether the rate fell a second time since the alert fired: other causes, which nobody was notified of."""
+    fired_about = alert.detail.get("onset")
+    return alert.state == AlertState.FIRING and bool(
+        verdict.figures.get("worsened") and fired_about and verdict.figures["onset"] > fired_about
+    )
 
 
 @transaction.atomic

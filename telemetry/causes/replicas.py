@@ -69,16 +69,29 @@ def check_restart(evidence: Evidence) -> Finding | None:
     events = _events_at(evidence, names, "replica_restarted", "replica_down", "replica_up")
     match = max((evidence.timing_match(event) for event in events), default=0.6)
     rates = {name: evidence.now.by_replica[name].rate for name in names if name in evidence.now.by_replica}
+    known = {name: rate for name, rate in rates.items() if rate is not None}
+    lowest = min(known, key=lambda name: known[name], default=names[0])
+    of_which = f" at {lowest}" if len(names) > 1 else ""
     return Finding(
         CauseKind.REPLICA_RESTARTED,
         tokens,
         CERTAINTY * match,
-        f"{names_text(names)} restarted with an empty cache: hit rate {percent(next(iter(rates.values()), None))} "
-        f"instead of {percent(evidence.baseline_rate(names[0]))}.",
+        f"{names_text(names)} {_what_happened(evidence, names)}: hit rate{of_which} {percent(known.get(lowest))} "
+        f"instead of {percent(evidence.baseline_rate(lowest))}.",
         "No action if the hit rate recovers: the cache fills as prompts repeat. To fill it before traffic arrives, "
         "enable the pool's warm_up. If the replica restarts again, read the engine's log.",
         {"replicas": names, "hit_rates": rates, "events": [event.summary for event in events]},
     )
+
+
+def _what_happened(evidence: Evidence, names: list[str]) -> str:
+    """A replica that hung or was cut off returns with its cache, but other replicas computed its prompts meanwhile."""
+    since = evidence.event_limit(BEFORE_S)
+    restarted = {event.replica for event in evidence.events_of("replica_restarted") if event.at >= since}
+    if restarted.issuperset(names):
+        return "restarted with an empty cache"
+    was = "was" if len(names) == 1 else "were"
+    return f"restarted or {was} unavailable for a while" if restarted & set(names) else f"{was} unavailable for a while"
 
 
 def _events_at(evidence: Evidence, replicas: list[str], *kinds: str) -> list[RelatedEvent]:

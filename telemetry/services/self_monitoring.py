@@ -25,10 +25,9 @@ from django.db import DatabaseError, connection
 from django.db.models import Count, DateTimeField, F, FloatField, Max, Min, Q, QuerySet, Value
 from django.utils import timezone
 
-from controlplane.isolation import EXPIRES, failing_items
+from controlplane.isolation import EXPIRES, failing_items, is_late, worker_silence_s
 from controlplane.models import ConfigSnapshot, ItemFailure, PeriodicTask, Router, WorkerLiveness
 from controlplane.services.snapshots import newest_snapshot
-from controlplane.services.worker_liveness import is_late, worker_silence_s
 from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import evaluate
 from telemetry.metrics.windows import ReachableShare, Window

@@ -6,8 +6,8 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
+from controlplane.isolation import record_worker_seen, worker_silence_s
 from controlplane.models import WorkerLiveness
-from controlplane.services.worker_liveness import record_worker_seen, worker_silence_s
 from controlplane.tasks import reconcile_routers
 from telemetry.models import Alert
 from telemetry.services.self_monitoring import telemetry_status

@@ -9,113 +9,36 @@ of half the drop, in units that stay comparable when traffic, and with it sigma,
 ln(bins between two false alarms): the mean run length of such a CUSUM is at least e^h (Lorden, "Procedures for reacting
 to a change in distribution", 1971). One bin counts for a third of h at most, so no single bin alarms.
 
-The change point of a drop is the end of the last bin with S = 0. While a drop lasts, levels do not change. A drop ends
-when the last minute is back within half of ``drop``, or after ``accept_s``, when the lower rate becomes the level. A
-fall too small to detect becomes the level at once; the slow test on hours finds many of these in a row. A change by an
-operator (a revision, a restart, a scale-out) is a candidate cause and does not reset the test: levels from before the
-change are used for ``BINS_AFTER_CHANGE`` bins, and only then are estimated from the bins after the change.
+The change point of a drop is the start of the first bin since S was 0. While a drop lasts, levels do not change. A drop
+ends when the last minute is back within half of ``drop``, after ``accept_s``, when the lower rate becomes the level, or
+when the usual task groups have had no traffic for two minutes. While it lasts, the same test relative to the rate of
+its last minute finds that the rate fell further (``worsened``), with a change point of its own. A fall too small to
+detect becomes the level at once; the slow test on hours finds many of these in a row. A change by an operator (a
+revision, a restart, a scale-out) is a candidate cause and does not reset the test: levels from before the change are
+used for ``BINS_AFTER_CHANGE`` bins, and only then are estimated from the bins after the change.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import StrEnum
 
-from telemetry.alerts.detection.level import MIN_LEVEL_BINS, Bin, Level, Noise, Sample
+from telemetry.alerts.detection.level import Bin, Level, Noise, Sample
+from telemetry.alerts.detection.result import Detection, GroupShare, GroupShortfall, Sensitivity, State
 
 BINS_AFTER_CHANGE = 30  # bins after an operator's change before levels forget the bins before it
 LATEST = 6  # bins that the current rate is computed from
 ALARM_SHARE = 0.7  # of ``drop``: a smaller shortfall raises no alarm
 OUTLIER = 1 / 3  # of h: the most that one bin counts for
+MOST_UNCOMPARED = 12  # bins in a row without the usual mix, after which a drop ends and the mix is learnt again
 PRESENT = 0.3  # of the usual mix: a bin counts if task groups with a level and this share have traffic
 MIX_MEMORY = 1 / 60  # weight of the newest bin in the usual mix
 MIX_LATEST = 1 / 6  # weight of the newest bin in the current mix
 FORGOTTEN = 1e-4  # share of the tokens below which a task group without traffic is removed
 
 
-class State(StrEnum):
-    """State of the detector."""
-
-    LEARNING = "learning"  # too few bins for a level
-    STEADY = "steady"
-    DOWN = "down"
-
-
-@dataclass(frozen=True, slots=True)
-class Sensitivity:
-    """Size of a drop to find, and the target rate of false alarms."""
-
-    drop: float = 0.1  # ratio: size of a drop to report
-    bin_s: float = 10.0
-    quiet_days: float = 70.0  # target mean time between two false alarms
-    baseline_s: float = 3600.0  # period of the level, or the time since the last change if shorter
-    accept_s: float = 3600.0  # a drop that lasts longer becomes the level
-    min_requests: float = 50.0  # minimum for the current rate, with
-    min_tokens: float = 20_000.0
-
-    @property
-    def threshold(self) -> float:
-        """Score in nats (log-likelihood ratio) at which the CUSUM reports a drop."""
-        return math.log(max(self.quiet_days * 86_400 / self.bin_s, 10.0))
-
-    @property
-    def max_bins(self) -> int:
-        """Largest number of bins from which a level is estimated."""
-        return max(int(self.baseline_s / self.bin_s), MIN_LEVEL_BINS)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupShortfall:
-    """Contribution of a task group to a drop."""
-
-    group: str
-    share: float  # of the tokens before the drop
-    level: float
-    ratio: float  # since the change point
-
-    @property
-    def contribution(self) -> float:
-        """Contribution to the pool's drop, as a ratio."""
-        return self.share * (self.level - self.ratio)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupShare:
-    """A task group's share of the tokens, usually and in the last bins."""
-
-    group: str
-    usual: float
-    current: float
-
-
-@dataclass(frozen=True, slots=True)
-class Detection:
-    """Result after a bin. Ratios are 0 to 1, at the mix before the drop; None is unknown."""
-
-    at: datetime
-    state: State
-    level: float | None = None
-    # since the change point, or of the last minute; None if too little of the usual mix had traffic for a minute
-    ratio: float | None = None
-    change_point: datetime | None = None  # the end of the last bin with S = 0
-    since: datetime | None = None  # the change that the level starts at
-    score: float = 0.0  # S / h
-    noise: float | None = None  # standard deviation of a bin's shortfall
-    prompt: float = 0.0  # tokens since the change point, or of the last minute
-    requests: float = 0.0
-    groups: tuple[GroupShortfall, ...] = ()  # the largest contribution first
-    mix: float = 0.0  # change of the pool's hit rate that the mix of task groups alone causes
-    mix_since: datetime | None = None
-    shares: tuple[GroupShare, ...] = ()  # while the mix has changed; the largest change first
-
-    @property
-    def shortfall(self) -> float:
-        """How far the rate is below the level."""
-        return 0.0 if self.level is None or self.ratio is None else self.level - self.ratio
+_Figures = tuple[float, float, float]  # of a bin: shortfall, tokens, requests
 
 
 class _Group:
@@ -141,15 +64,22 @@ class Detector:
         self._noise = Noise(sensitivity.max_bins)
         self._changes: list[datetime] = []
         self._score = 0.0
+        self._worse_score = 0.0  # of the test that a drop became larger
+        self._worsened = False
+        self._uncompared = 0  # bins in a row that had traffic and were not compared
+        self._change_point: datetime | None = None
+        self._comparable_since: datetime | None = None
         self._compared_until: datetime | None = None  # the end of the last bin that was compared with a level
         self._steady_until: datetime | None = None  # the end of the last bin with S = 0
         self._since: datetime | None = None
         self._down_since: datetime | None = None
         self._mix_since: datetime | None = None
         self._bins = 0  # with traffic
-        # (shortfall, tokens, requests) of the latest bins, and of the bins since the change point
-        self._latest: deque[tuple[float, float, float]] = deque(maxlen=sensitivity.max_bins)
-        self._after: deque[tuple[float, float, float]] = deque(maxlen=sensitivity.max_bins)
+        # of the latest bins, and of the bins since the change point
+        self._latest: deque[_Figures] = deque(maxlen=sensitivity.max_bins)
+        self._after: deque[_Figures] = deque(maxlen=sensitivity.max_bins)
+        self._during: deque[_Figures] = deque(maxlen=BINS_AFTER_CHANGE)  # of the bins of a drop that were not worse
+        self._worse: list[tuple[_Figures, Bin]] = []  # the bins since ``_worse_score`` rose above 0
         self._deviations: deque[float] = deque(maxlen=sensitivity.max_bins)  # of the bins since the change point
         self._level = 0.0
 
@@ -160,9 +90,11 @@ class Detector:
         shortfall = self._shortfall(samples)
         if shortfall is not None:
             self._step(hit_bin, *shortfall)
-            self._compared_until = hit_bin.end
-        elif self._down_since is None and self._score == 0.0:
-            self._steady_until = hit_bin.end
+            self._compared_until, self._uncompared = hit_bin.end, 0
+        elif samples:
+            self._uncompared += 1
+            if self._uncompared == MOST_UNCOMPARED and (self._down_since or self._score):
+                self._end_drop(hit_bin.end, accept=False)
         self._update_mix(hit_bin)
         self._update_levels(samples, hit_bin.end)
         self._forget_bins_before_change(hit_bin.end)
@@ -199,27 +131,71 @@ class Detector:
         return short, variance, level_variance**0.5
 
     def _step(self, hit_bin: Bin, short: float, variance: float, level_error: float) -> None:
-        drop, max_gain = self.sensitivity.drop, self.sensitivity.threshold * OUTLIER
-        gain = drop * (short - level_error - drop / 2) / (variance * self._noise.factor)
-        self._score = (
-            max(self._score + min(max(gain, -max_gain), max_gain), 0.0) if self._down_since is None else self._score
-        )
         figures = (short, hit_bin.prompt, hit_bin.requests)
         self._latest.append(figures)
         while len(self._latest) > LATEST and self._is_enough(list(self._latest)[1:]):
             self._latest.popleft()
+        if self._down_since is None:
+            self._score = self._next_score(self._score, short - level_error, variance)
         if self._down_since is None and self._score == 0.0:
             self._steady_until = hit_bin.end
             self._clear_sums()
             self._noise.add([*self._deviations, short / variance**0.5])
             self._deviations.clear()
         else:
+            self._change_point = self._change_point if self._after else self._start_of(hit_bin)
             self._after.append(figures)
             self._deviations.append(short / variance**0.5)
             self._add_sums(hit_bin)
+        if self._down_since is not None:
+            self._test_worse(hit_bin, figures, variance)
         self._decide(hit_bin.end)
 
-    def _is_enough(self, parts: list[tuple[float, float, float]]) -> bool:
+    def _gain(self, short: float, variance: float) -> float:
+        """What a bin adds to a CUSUM: the log-likelihood ratio, limited so that no single bin alarms."""
+        drop = self.sensitivity.drop
+        return min(drop * (short - drop / 2) / (variance * self._noise.factor), self.sensitivity.threshold * OUTLIER)
+
+    def _next_score(self, score: float, short: float, variance: float) -> float:
+        """The pool's CUSUM after a bin; no single bin ends it either."""
+        return max(score + max(self._gain(short, variance), -self.sensitivity.threshold * OUTLIER), 0.0)
+
+    def _start_of(self, hit_bin: Bin) -> datetime:
+        return hit_bin.end - timedelta(seconds=self.sensitivity.bin_s)
+
+    def _test_worse(self, hit_bin: Bin, figures: _Figures, variance: float) -> None:
+        """The test relative to the rate during the drop, once that is known; its bins vary as their own rate does."""
+        usual = _mean(self._during)
+        if len(self._during) >= LATEST:
+            variance *= max(_bernoulli(self._level - usual) / _bernoulli(self._level), 1.0)
+            error = (variance * self._noise.factor / len(self._during)) ** 0.5
+            self._worse_score = self._next_score(self._worse_score, figures[0] - usual - error, variance)
+        if self._worse_score == 0.0:
+            self._during.append(figures)
+            self._worse.clear()
+            return
+        self._worse.append((figures, hit_bin))
+        further = _mean(figures for figures, _ in self._worse) - usual
+        if self._worse_score > self.sensitivity.threshold and further >= self.sensitivity.drop:
+            self._worsen(hit_bin.end)
+
+    def _worsen(self, now: datetime) -> None:
+        """Begin the drop again at the second fall; what it is compared with is the time since the first one."""
+        worse = self._worse
+        self._comparable_since = self._change_point
+        self._change_point = self._steady_until = self._start_of(worse[0][1])
+        self._down_since, self._worsened = now, True
+        self._clear_sums()
+        for figures, hit_bin in worse:
+            self._after.append(figures)
+            self._add_sums(hit_bin)
+        self._forget_worse()
+
+    def _forget_worse(self) -> None:
+        self._worse_score, self._worse = 0.0, []
+        self._during.clear()
+
+    def _is_enough(self, parts: list[_Figures]) -> bool:
         tokens, requests = sum(part[1] for part in parts), sum(part[2] for part in parts)
         return tokens >= self.sensitivity.min_tokens and requests >= self.sensitivity.min_requests
 
@@ -241,10 +217,13 @@ class Detector:
         if accept:
             self._restart(now)
         self._deviations.clear()
+        self._forget_worse()
         for group in self._groups.values():
             group.level.forget_held()
             group.score, group.bins_below = 0.0, 0
         self._down_since, self._score, self._steady_until = None, 0.0, now
+        self._worsened, self._comparable_since = False, now
+        self._changes = []  # levels stay those from before the drop
         self._clear_sums()
 
     def _restart(self, now: datetime) -> None:
@@ -253,15 +232,16 @@ class Detector:
             group.level.restart()
             group.score, group.bins_below = 0.0, 0
         self._noise.forget()
-        self._since, self._score, self._steady_until = self._steady_until, 0.0, now
+        self._since, self._score, self._steady_until = self._change_point, 0.0, now
         self._clear_sums()
 
     def _update_levels(self, samples: Mapping[str, Sample], now: datetime) -> None:
         for name, sample in samples.items():
             group = self._groups[name]
             self._update_group_score(group, sample)
-            hold = self._down_since is not None or self._score > 0 or group.score > 0
-            if group.level.add(sample, self.sensitivity.drop, self._noise.factor, hold=hold):
+            is_down = self._down_since is not None
+            hold = is_down or self._score > 0 or group.score > 0
+            if group.level.add(sample, self.sensitivity.drop, self._noise.factor, hold=hold, may_rise=not is_down):
                 self._since = now
                 self._noise.forget()
 
@@ -270,9 +250,8 @@ class Detector:
         level = group.level.ratio
         if level is None or self._down_since is not None:
             return
-        drop, max_gain = self.sensitivity.drop, self.sensitivity.threshold * OUTLIER
-        gain = drop * (level - sample.ratio - drop / 2) / (group.level.variance(sample.requests) * self._noise.factor)
-        group.score = min(max(group.score + min(gain, max_gain), 0.0), 3 * self.sensitivity.threshold)
+        gain = self._gain(level - sample.ratio, group.level.variance(sample.requests))
+        group.score = min(max(group.score + gain, 0.0), 3 * self.sensitivity.threshold)
         group.bins_below = group.bins_below + 1 if group.score else 0
         if group.bins_below * self.sensitivity.bin_s >= self.sensitivity.accept_s:
             group.level.restart()
@@ -344,8 +323,11 @@ class Detector:
             state=State.DOWN if is_down else State.STEADY,
             level=self._level,
             ratio=None if is_old else min(max(self._level - _mean(parts), 0.0), 1.0),
-            change_point=self._steady_until if self._after else None,
+            change_point=self._change_point if self._after else None,
+            steady_until=self._steady_until,
             since=self._since,
+            comparable_since=max((at for at in (self._since, self._comparable_since) if at), default=None),
+            worsened=self._worsened,
             score=self._score / self.sensitivity.threshold,
             noise=self._noise_of(hit_bin),
             prompt=sum(part[1] for part in parts),
@@ -373,7 +355,13 @@ class Detector:
         return tuple(sorted(shortfalls, key=lambda shortfall: shortfall.contribution, reverse=True))
 
 
-def _mean(parts: Iterable[tuple[float, float, float]]) -> float:
+def _bernoulli(ratio: float) -> float:
+    """The variance of a request that hits all or nothing, for a rate that is not quite 0 or 1."""
+    ratio = min(max(ratio, 0.02), 0.98)
+    return ratio * (1 - ratio)
+
+
+def _mean(parts: Iterable[_Figures]) -> float:
     """Mean shortfall of several bins, weighted by their tokens."""
     bins = list(parts)
     tokens = sum(part[1] for part in bins)

@@ -162,9 +162,9 @@ class Level:
         """Variance of the hit rate of a bin with this many requests."""
         return self.request_variance / max(requests, 1.0)
 
-    def add(self, sample: Sample, drop: float, inflation: float, *, hold: bool) -> bool:
+    def add(self, sample: Sample, drop: float, inflation: float, *, hold: bool, may_rise: bool = True) -> bool:
         """Add a bin; ``hold`` holds it back for now. Returns whether the level rose and was estimated again."""
-        has_risen = self.ratio is not None and self._has_risen(sample, self.ratio, drop, inflation)
+        has_risen = may_rise and self.ratio is not None and self._has_risen(sample, self.ratio, drop, inflation)
         if has_risen:
             self.restart(self._rising)
         elif hold and self.ratio is not None:

@@ -49,17 +49,18 @@ def explain_drop(
     baseline_start: datetime,
     baseline_end: datetime,
 ) -> list[Cause]:
-    """The causes of a drop between ``start`` and ``end``, most likely first; [] if none is known. 16 queries."""
+    """The causes of a drop between ``start`` and ``end``, most likely first; [] if none is known. 17 queries."""
     return rank(evidence_of(pool, group, (baseline_start, baseline_end), (start, end)))
 
 
 def evidence_of(pool: Pool, group: str | None, baseline: Span, drop: Span) -> Evidence:
     """Stored data of the baseline and of the drop, and the events around the drop."""
     replicas = dict(pool.replicas.values_list("pk", "name"))
-    step_s = max((drop[1] - baseline[0]).total_seconds() / BINS, MIN_BIN_S)
-    bins = rule_sums.router_bins(pool.name, group, baseline[0], drop[1], step_s)
+    # without the time between the two, in which there may have been no traffic for a night
+    step_s = max(sum((end - start).total_seconds() for start, end in (baseline, drop)) / BINS, MIN_BIN_S)
+    bins = [one for span in (baseline, drop) for one in rule_sums.router_bins(pool.name, group, *span, step_s)]
     if not bins and group is None:
-        bins = rule_sums.engine_bins(replicas, baseline[0], drop[1], step_s)
+        bins = [one for span in (baseline, drop) for one in rule_sums.engine_bins(replicas, *span, step_s)]
     return Evidence(
         _period(pool, group, replicas, *drop, until=drop[1]),
         _period(pool, group, replicas, *baseline, until=drop[1]),
@@ -159,14 +160,14 @@ def explain_drops(now: datetime) -> int:
 
 def explain(alert: Alert, now: datetime) -> None:
     """Store the current causes of one drop; the first time that there are some, its timeline gets an entry."""
-    start, baseline_start = _drop_and_baseline_start(alert)
+    start, baseline = _drop_and_baseline(alert)
     causes = explain_drop(
         alert.pool,
         group=group_name(alert.rule) or None,
         start=start,
         end=now,
-        baseline_start=baseline_start,
-        baseline_end=start,
+        baseline_start=baseline[0],
+        baseline_end=baseline[1],
     )
     documents = [cause.as_json() for cause in causes]
     Alert.objects.filter(pk=alert.pk, state=AlertState.FIRING).update(causes=documents, explained_at=now)
@@ -174,14 +175,21 @@ def explain(alert: Alert, now: datetime) -> None:
         record_transition(alert, AlertTransition.EXPLAINED, now, text=documents[0]["summary"])
 
 
-def _drop_and_baseline_start(alert: Alert) -> tuple[datetime, datetime]:
-    """(start of the drop, start of a baseline before it in which the level did not change)."""
-    change_point, since = alert.detail.get("onset"), alert.detail.get("level_since")
+def _drop_and_baseline(alert: Alert) -> tuple[datetime, Span]:
+    """Start of the drop, and a baseline before it in which the level did not change and no other drop was.
+
+    The baseline ends where the last traffic before the drop ended: a night may lie between the two.
+    """
     window = timedelta(seconds=float(alert.detail.get("window_s") or 60))
-    start = datetime.fromisoformat(change_point) if change_point else alert.started_at - window
-    earliest = start - BASELINE
-    level_since = datetime.fromisoformat(since) if since else earliest
-    return start, min(max(earliest, level_since), start - MIN_BASELINE)
+    start = _time(alert, "onset") or alert.started_at - window
+    end = min(_time(alert, "steady_until") or start, start)
+    earliest = end - BASELINE
+    return start, (min(max(earliest, _time(alert, "comparable_since") or earliest), end - MIN_BASELINE), end)
+
+
+def _time(alert: Alert, name: str) -> datetime | None:
+    text = alert.detail.get(name)
+    return datetime.fromisoformat(text) if text else None
 
 
 def evaluate_alerts(now: datetime) -> bool:

@@ -121,6 +121,27 @@ def test_the_payload_has_the_facts_an_operator_needs(r1, rule, channel, pool):
     assert "hooks.example" not in str(payload)
 
 
+def test_a_second_fall_resolves_the_alert_and_is_an_alert_of_its_own(r1, rule, channel, pool):
+    traffic(r1, 0, 600, 0.8)
+    traffic(r1, 600, 840, 0.6)
+    traffic(r1, 840, 960, 0.2)
+    for second in range(610, 961, 10):
+        evaluate(rule, second)
+
+    first, second = Alert.objects.order_by("pk")
+    assert (first.state, second.state) == ("resolved", "firing")
+    assert first.detail["onset"] == (T0 + timedelta(seconds=600)).isoformat()
+    assert second.detail["onset"] == (T0 + timedelta(seconds=840)).isoformat()
+    assert second.detail["comparable_since"] == first.detail["onset"]
+    assert (second.baseline, second.value) == (pytest.approx(0.8), pytest.approx(0.2))
+    assert "fell further" in first.history.get(transition="resolved").note
+    assert list(Notification.objects.order_by("created_at").values_list("kind", "payload__data__alert")) == [
+        ("firing", first.pk),
+        ("firing", second.pk),
+        ("resolved", first.pk),
+    ]
+
+
 def test_a_pending_alert_that_does_not_fire_is_deleted(r1, rule):
     traffic(r1, 0, 240, 0.8)
     traffic(r1, 240, 300, 0.3)

@@ -6,8 +6,11 @@ from datetime import timedelta
 
 import pytest
 
+from controlplane.models import Event, EventKind
+from controlplane.services.events import record_event
 from telemetry.causes import CauseKind
-from telemetry.services.alerts.explanations import evidence_of, explain_drop
+from telemetry.models import Alert
+from telemetry.services.alerts.explanations import _drop_and_baseline, evidence_of, explain_drop
 from telemetry.services.lab.replays import replay_pool
 from tests.telemetry.breakdown_bins import PROMPT, breakdown_bin
 from tests.telemetry.causes.fleet import SCRAPE_S, T0
@@ -67,3 +70,43 @@ def test_a_breakdown_bin_of_the_drop_is_not_part_of_the_baseline(pool) -> None:
 
     assert evidence.before.breakdown is None
     assert evidence.now.breakdown is not None
+
+
+@pytest.mark.parametrize(
+    ("detail", "baseline_min"),
+    [
+        ({}, (-60, 0)),
+        ({"comparable_since": -20}, (-20, 0)),  # a drop before this one ended then
+        ({"steady_until": -480, "comparable_since": -700}, (-540, -480)),  # an idle night before the drop
+        ({"comparable_since": -1}, (-2, 0)),
+    ],
+)
+def test_the_baseline_is_the_traffic_before_a_drop_since_anything_else_was_wrong(
+    detail: dict[str, int], baseline_min: tuple[int, int]
+) -> None:
+    times = {name: (T0 + timedelta(minutes=minute)).isoformat() for name, minute in (detail | {"onset": 0}).items()}
+
+    start, baseline = _drop_and_baseline(Alert(started_at=T0 + timedelta(minutes=1), detail=times))
+
+    assert start == T0
+    assert baseline == tuple(T0 + timedelta(minutes=minute) for minute in baseline_min)
+
+
+@pytest.mark.parametrize("has_restarted", [True, False])
+def test_a_replica_that_only_hung_is_not_said_to_have_restarted(
+    has_restarted: bool, pool, settings, time_machine
+) -> None:
+    settings.SCRAPE_INTERVAL_S = SCRAPE_S
+    when = play(ONE_OF_EACH["replica_restarted"], 1, pool, lambda at: time_machine.move_to(at, tick=False), SHORT_S)
+    if not has_restarted:  # the same, as after a pause of the process
+        restart = Event.objects.filter(kind="replica_restarted").last()
+        down, up = (restart.at - timedelta(seconds=seconds) for seconds in (40, 0))
+        for kind, at in ((EventKind.REPLICA_DOWN, down), (EventKind.REPLICA_UP, up)):
+            record_event(kind, f"{restart.replica.name} {kind}.", pool=pool, replica=restart.replica, at=at)
+        Event.objects.filter(kind="replica_restarted").update(kind="replica_warmed")
+
+    first = explain_drop(pool, **when.as_spans())[0]
+
+    assert first.kind == "replica_restarted"
+    assert ("restarted with an empty cache" in first.summary) == has_restarted
+    assert ("was unavailable for a while" in first.summary) == (not has_restarted)

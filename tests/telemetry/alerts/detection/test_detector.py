@@ -131,6 +131,77 @@ def test_a_lasting_drop_becomes_the_level_after_accept_s() -> None:
     assert found[-1].level == pytest.approx(0.4, abs=0.05)
 
 
+LOW = {"chat": 0.2, "coding": 0.2, "support": 0.8}
+SUPPORT_ALONE = {"support": 1.0}  # a fifth of the usual mix
+
+
+def test_a_drop_ends_when_the_traffic_that_dropped_is_gone() -> None:
+    found = detections(bins([Stretch(1800, 0.8), Stretch(200, LOW), Stretch(1200, 0.8, mix=SUPPORT_ALONE)]))
+
+    assert len(alarms(found)) == 1
+    assert found[-60].state is State.STEADY
+    assert found[-1].ratio == pytest.approx(0.8, abs=0.05)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_fall_that_traffic_ended_does_not_hide_a_later_drop(seed: int) -> None:
+    """Two low bins, no alarm yet; then another mix for half an hour, and a drop of that."""
+    falls = [Stretch(1800, 0.8), Stretch(20, 0.55), Stretch(1800, 0.8, mix=SUPPORT_ALONE)]
+    found = detections(bins([*falls, Stretch(120, 0.4, mix=SUPPORT_ALONE)], seed))
+
+    assert [3620 < second(one.at) <= 3710 for one in alarms(found)] == [True]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_second_fall_during_a_drop_has_a_change_point_of_its_own(seed: int) -> None:
+    """A restart lowers the rate a little; four minutes later a bad revision lowers it a lot."""
+    found = detections(bins([Stretch(1800, 0.8), Stretch(240, 0.65), Stretch(240, 0.35)], seed))
+
+    (alarm,) = alarms(found)
+    assert not alarm.worsened
+    second_fall = next(one for one in found if one.worsened)
+    assert 2040 < second(second_fall.at) <= 2130
+    assert abs(second(second_fall.change_point) - 2040) <= 10
+    assert second_fall.comparable_since == alarm.change_point
+    assert second_fall.ratio == pytest.approx(0.35, abs=0.06)
+    assert second_fall.level == pytest.approx(0.8, abs=0.03)
+    assert {one.change_point for one in found[found.index(second_fall) :]} == {second_fall.change_point}
+
+
+@pytest.mark.parametrize("rate", [2.0, 8.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_drop_that_stays_as_it_is_or_recovers_slowly_has_no_second_fall(rate: float, seed: int) -> None:
+    recovery = [Stretch(60, 0.4 + 0.05 * step, rate) for step in range(9)]
+    found = detections(bins([Stretch(1800, 0.8, rate), Stretch(1800, 0.4, rate), *recovery], seed))
+
+    assert len(alarms(found)) == 1
+    assert not any(one.worsened for one in found)
+
+
+def test_no_level_rises_while_a_drop_lasts() -> None:
+    """A load test that repeats one prompt while the policy is bad."""
+    load_test = Stretch(180, {"chat": 0.5, "coding": 0.5, "support": 0.97})
+    found = detections(bins([Stretch(1800, 0.75), Stretch(60, 0.5), load_test, Stretch(60, 0.5), Stretch(900, 0.75)]))
+
+    assert len(alarms(found)) == 1
+    assert found[-1].level == pytest.approx(0.75, abs=0.03)
+
+
+def test_a_change_that_a_drop_followed_never_becomes_the_start_of_the_level() -> None:
+    change = T0 + timedelta(seconds=1800)
+    found = detections(bins([Stretch(1800, 0.8), Stretch(140, 0.5), Stretch(600, 0.8)]), changes=[change])
+
+    assert found[-1].since is None
+    assert 1940 < second(found[-1].comparable_since) <= 2000
+
+
+def test_the_change_point_is_after_an_idle_night_and_not_before_it() -> None:
+    found = detections(bins([Stretch(1800, 0.8), Stretch(7200, 0.8, rate=0.0), Stretch(120, 0.4)]))
+
+    (alarm,) = alarms(found)
+    assert (second(alarm.steady_until), second(alarm.change_point)) == (1800, 9000)
+
+
 def test_a_revision_does_not_reset_the_test() -> None:
     """Operators changed something at the moment of the drop: the level is that of before."""
     change = T0 + timedelta(seconds=1800)
