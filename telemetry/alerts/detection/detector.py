@@ -95,6 +95,7 @@ class Detector:
             self._uncompared += 1
             if self._uncompared == MOST_UNCOMPARED and (self._down_since or self._score):
                 self._end_drop(hit_bin.end, accept=False)
+                self._latest.clear()
         self._update_mix(hit_bin)
         self._update_levels(samples, hit_bin.end)
         self._forget_bins_before_change(hit_bin.end)
