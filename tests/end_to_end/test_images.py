@@ -113,7 +113,9 @@ def test_an_image_is_a_valid_layout_that_runs_as_an_unprivileged_user(images, na
     image = images[name]
 
     assert image.layout_version == "1.0.0"
-    assert image.descriptor["annotations"]["org.opencontainers.image.ref.name"] == __version__
+    names = image.descriptor["annotations"]
+    assert names["org.opencontainers.image.ref.name"] == __version__
+    assert names["io.containerd.image.name"] == f"docker.io/library/warmpath-{name}:{__version__}"
     assert image.config["config"]["User"] == "10001:10001"
     assert image.config["config"]["Labels"]["org.opencontainers.image.version"] == __version__
     assert len(image.layers) == 3
@@ -157,6 +159,12 @@ def test_the_router_image_has_no_control_plane(containers):
     assert (code / "routing").is_dir()
     assert not (code / "controlplane").exists()
     assert not list((containers["router"].root / "opt/venv").rglob("django"))
+
+
+def test_the_control_plane_image_can_export_traces(containers):
+    code = "from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter; import controlplane.tracing"
+    process = containers["controlplane"].run("python", "-c", code)
+    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.parametrize("name", ["router", "controlplane"])
