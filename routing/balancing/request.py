@@ -332,9 +332,9 @@ class Models:
     def resolve(self, name: str | None) -> ServedModel:
         """The model with this name, else the pool that serves any model gets the request; else UnknownModelError.
 
-        A request without a model gets the engine's default model if only one pool can be meant.
+        A request without a model, or with an empty name, gets the engine's default model if only one pool can be meant.
         """
-        if name is None:
+        if not name:
             served = self._default
         else:
             served = self._by_name.get(name) or self._unknown.get(name) or self._resolve_unknown(name)

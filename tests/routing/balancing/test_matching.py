@@ -272,7 +272,7 @@ def test_a_pool_for_any_model_serves_unknown_models() -> None:
 
     assert models.resolve("llama").pool.name == "chat"
     assert models.resolve("gpt") == ServedModel(models.resolve(None).pool, "gpt", "gpt")
-    assert models.resolve(None).pool.name == "rest"
+    assert models.resolve(None).pool.name == models.resolve("").pool.name == "rest"
 
 
 def test_the_cache_of_unknown_names_is_bounded() -> None:
@@ -285,6 +285,8 @@ def test_the_cache_of_unknown_names_is_bounded() -> None:
 def test_a_missing_model_is_rejected_if_several_pools_are_possible() -> None:
     with pytest.raises(UnknownModelError, match="No model was named"):
         Models(config(LLAMA, OTHER)).resolve(None)
+    with pytest.raises(UnknownModelError):
+        Models(config(LLAMA, OTHER)).resolve("")
 
 
 @pytest.mark.parametrize(
