@@ -196,7 +196,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 def _decode(body: bytes, kind: type[T]) -> T | None:
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

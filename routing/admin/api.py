@@ -246,7 +246,7 @@ class AdminPort:
             return _json({"error": "no configuration yet"}, status=503)
         try:
             purge = msgspec.json.decode(await request.read(), type=CachePurge)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return _json({"error": str(error)}, status=422)
         result = await self._view.purge_responses(purge)
         return _json(result, status=200 if result.problem is None else 503)

@@ -297,7 +297,7 @@ def _read_special(head: RequestHead, special: dict[bytes, list[bytes]], limits: 
             raise body_too_large(limits)
     if b"expect" in special:
         _read_expect(head, special[b"expect"])
-    if b"content-encoding" in special and special[b"content-encoding"] != [b"identity"]:
+    if any(value.strip().lower() not in {b"", b"identity"} for value in special.get(b"content-encoding", ())):
         raise RejectedRequestError(415, "compressed request bodies are not accepted", must_close=True)
     head.content_type = _only(special.get(b"content-type"))
     head.session_id = _session_id(special)

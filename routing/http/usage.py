@@ -122,7 +122,7 @@ class ResponseTail:
             if match := _usage(text, start):
                 try:
                     usage: Usage = _decode_usage(match[1])
-                except msgspec.DecodeError:
+                except (msgspec.DecodeError, UnicodeDecodeError):
                     return None
                 return usage
             end = start

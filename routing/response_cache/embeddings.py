@@ -127,7 +127,7 @@ def read_vectors(body: bytes, expected: int) -> list[Vector]:
     """The normalized vectors of a response; EmbeddingError if it has others than expected."""
     try:
         rows = sorted(_decode_response(body).data, key=lambda row: row.index)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise EmbeddingError("invalid_response") from None
     lengths = {len(row.embedding) for row in rows}
     if len(rows) != expected or len(lengths) != 1 or not 0 < max(lengths) <= MAX_DIMENSIONS:

@@ -211,7 +211,7 @@ def answer_of(path: bytes, body: bytes, *, is_stream: bool) -> str | None:
     try:
         whole = whole_of_stream(path, body) if is_stream else msgspec.json.decode(body)
         text = "\n".join(_texts(whole)) if isinstance(whole, dict) else None
-    except (msgspec.DecodeError, RecursionError, KeyError, TypeError, AttributeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError, AttributeError):
         return None
     return None if text is None or len(text) > MAX_ANSWER_CHARS else text
 

@@ -33,7 +33,7 @@ def whole_of_stream(path: bytes, data: bytes) -> Json | None:
         if path == MESSAGES:
             return _whole_message(events)
         return _whole_choices(events, is_chat=path == CHAT)
-    except (msgspec.DecodeError, KeyError, TypeError, AttributeError, IndexError):
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, IndexError):
         return None
 
 

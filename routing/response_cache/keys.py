@@ -130,8 +130,8 @@ class CacheKeys:
             return None
         try:
             members = msgspec.json.decode(body)
-        except (msgspec.DecodeError, RecursionError):
-            return None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None  # in a part that placement does not read: the engine responds
         if not isinstance(members, dict):
             return None
         header = request.head.header(b"cache-control") or ""

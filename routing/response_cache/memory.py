@@ -65,7 +65,7 @@ def entry_of(key: CacheKey, settings: ResponseCache, body: bytes, *, is_stream: 
     """The entry of a complete response with status 200; None if it may not be stored."""
     try:
         whole = whole_of_stream(key.path, body) if is_stream else msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if not isinstance(whole, dict):
         return None

@@ -144,7 +144,7 @@ def read_page(body: bytes) -> Page:
     """Parse a page, but not its decisions yet; PageError for anything else."""
     try:
         return msgspec.json.decode(body, type=Page)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise PageError(str(error)) from None
 
 

@@ -127,6 +127,16 @@ async def test_a_repeated_greedy_request_is_answered_without_a_replica(stand_in,
     assert [(labels["replica"], value) for labels, value in rows] == [("one", 1)]  # figures of engines
 
 
+@pytest.mark.parametrize("member", [b'"foo":"\xff"', b'"f\xff":1', b'"metadata":{"a":"\xff"}'])
+async def test_invalid_utf_8_in_a_part_that_placement_skips_is_the_engines_to_reject(stand_in, stored, member):
+    body = json.dumps(GREEDY).encode()[:-1] + b"," + member + b"}"
+    async with router_before(stand_in) as harness:
+        response = await harness.chat(body, [b"X-Task-Group: faq"])
+
+    assert response.status == 400
+    assert "internal error" not in response.body.decode()
+
+
 async def test_another_router_finds_the_entry_in_the_store_which_holds_no_text(stand_in, stored):
     async with router_before(stand_in) as harness:
         first = await send(harness, GREEDY)

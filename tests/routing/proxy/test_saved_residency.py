@@ -68,8 +68,9 @@ def written_at(file: Path) -> int:
 
 
 async def until_saved(harness: Harness, file: Path) -> None:
-    """Wait until a snapshot has been written from now on."""
+    """Send a request, without which there is no snapshot, and wait until one has been written from now on."""
     before = written_at(file)
+    await harness.chat(chat_body(text="Another document. " * 60))
     await harness.until(lambda: written_at(file) > before, "a snapshot")
 
 
@@ -81,7 +82,6 @@ async def test_a_router_that_is_killed_has_saved_before(
     async with routed(snapshot_of(three), state_dir=tmp_path) as harness:
         await placements(harness)
         await until_saved(harness, file)  # may lack the last prompts, if it began before they were sent
-        await harness.chat(chat_body(text="Another document. " * 60))
         await until_saved(harness, file)
 
     assert await reasons_after_restart(snapshot_of(three), tmp_path) == {"hit"}

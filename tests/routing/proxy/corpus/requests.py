@@ -199,6 +199,7 @@ HEADERS = (
     rejected(417, "9110 10.1.1", "another expectation", head(b"Expect: 200-ok")),
     rejected(417, "9110 10.1.1", "two expectations", head(*[b"Expect: 100-continue"] * 2)),
     rejected(415, "9110 8.4", "gzip body", head(b"Content-Encoding: gzip")),
+    served("9110 8.4", "Content-Encoding: Identity", head(b"Content-Encoding: Identity")),
     served("9.6", "Connection: close", head(b"Connection: close"), closes=True),
     served("9.6", "close behind keep-alive", head(b"Connection: keep-alive, close"), closes=True),
     served("9.6", "close in a second header", head(b"Connection: keep-alive", b"Connection: close"), closes=True),
