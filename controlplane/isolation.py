@@ -1,9 +1,10 @@
-"""Runs the items of a periodic task apart from one another: an exception of one item does not stop the others.
+"""Periodic tasks: runs their items apart from one another, and detects that no task runs at all.
 
 Theory of operation. A periodic task works through pools, routers, rules or channels. ``isolated_items`` opens a run,
 and every item runs inside ``item(name)``, which catches the item's exception, logs it with its traceback when it is
-new, and stores an ``ItemFailure``. Pages, ``/metrics`` and alerts read these rows, so a failure stays visible until
-the item succeeds. The row of an item that no longer runs, such as a removed pool's, expires after ``EXPIRES``.
+new, and stores an ``ItemFailure``. The other items continue. Pages, ``/metrics`` and alerts read these rows, so a
+failure stays visible until the item succeeds. The row of an item that no longer runs, such as a removed pool's, expires
+after ``EXPIRES``.
 
 Errors that concern every item pass through: an unavailable or full database, and the task's time limit.
 

@@ -256,7 +256,7 @@ async def _play(
 
 
 class _Incidents:
-    """Plays the chosen incidents, each by the client whose turn it is, while the other clients go on."""
+    """Causes the chosen incidents. One client waits for each; the other clients go on."""
 
     def __init__(
         self, http: httpx.AsyncClient, options: argparse.Namespace, data_ports: Sequence[int], model: str
@@ -264,7 +264,7 @@ class _Incidents:
         self._http, self._options, self._data_ports, self._model = http, options, data_ports, model
 
     async def before(self, number: int) -> None:
-        """Play what happens before this request."""
+        """Cause the incident that is due before this request."""
         options = self._options
         if options.flood and number == int(FLOOD_AT * options.requests):
             await self._flood()

@@ -11,8 +11,8 @@ to a change in distribution", 1971). One bin counts for a third of h at most, so
 
 The change point of a drop is the start of the first bin since S was 0. While a drop lasts, levels do not change. A drop
 ends when the last minute is back within half of ``drop``, after ``accept_s``, when the lower rate becomes the level, or
-when the usual task groups have had no traffic for two minutes. While it lasts, the same test relative to the rate of
-its last minute finds that the rate fell further (``worsened``), with a change point of its own. A fall too small to
+when the usual task groups have had no traffic for two minutes. While it lasts, the same test relative to the rate
+during the drop finds a second fall (``worsened``), with a change point of its own. A fall too small to
 detect becomes the level at once; the slow test on hours finds many of these in a row. A change by an operator (a
 revision, a restart, a scale-out) is a candidate cause and does not reset the test: levels from before the change are
 used for ``BINS_AFTER_CHANGE`` bins, and only then are estimated from the bins after the change.
@@ -28,6 +28,7 @@ from telemetry.alerts.detection.level import Bin, Level, Noise, Sample
 from telemetry.alerts.detection.result import Detection, GroupShare, GroupShortfall, Sensitivity, State
 
 BINS_AFTER_CHANGE = 30  # bins after an operator's change before levels forget the bins before it
+BINS_OF_DROP = 30  # latest bins of a drop that its rate is computed from, to find a second fall
 LATEST = 6  # bins that the current rate is computed from
 ALARM_SHARE = 0.7  # of ``drop``: a smaller shortfall raises no alarm
 OUTLIER = 1 / 3  # of h: the most that one bin counts for
@@ -64,7 +65,7 @@ class Detector:
         self._noise = Noise(sensitivity.max_bins)
         self._changes: list[datetime] = []
         self._score = 0.0
-        self._worse_score = 0.0  # of the test that a drop became larger
+        self._second_score = 0.0  # of the test for a second fall during a drop
         self._worsened = False
         self._uncompared = 0  # bins in a row that had traffic and were not compared
         self._change_point: datetime | None = None
@@ -78,8 +79,8 @@ class Detector:
         # of the latest bins, and of the bins since the change point
         self._latest: deque[_Figures] = deque(maxlen=sensitivity.max_bins)
         self._after: deque[_Figures] = deque(maxlen=sensitivity.max_bins)
-        self._during: deque[_Figures] = deque(maxlen=BINS_AFTER_CHANGE)  # of the bins of a drop that were not worse
-        self._worse: list[tuple[_Figures, Bin]] = []  # the bins since ``_worse_score`` rose above 0
+        self._during: deque[_Figures] = deque(maxlen=BINS_OF_DROP)  # of the bins of a drop before a second fall
+        self._second_fall: list[tuple[_Figures, Bin]] = []  # the bins since ``_second_score`` rose above 0
         self._deviations: deque[float] = deque(maxlen=sensitivity.max_bins)  # of the bins since the change point
         self._level = 0.0
 
@@ -149,7 +150,7 @@ class Detector:
             self._deviations.append(short / variance**0.5)
             self._add_sums(hit_bin)
         if self._down_since is not None:
-            self._test_worse(hit_bin, figures, variance)
+            self._test_second_fall(hit_bin, figures, variance)
         self._decide(hit_bin.end)
 
     def _gain(self, short: float, variance: float) -> float:
@@ -164,36 +165,39 @@ class Detector:
     def _start_of(self, hit_bin: Bin) -> datetime:
         return hit_bin.end - timedelta(seconds=self.sensitivity.bin_s)
 
-    def _test_worse(self, hit_bin: Bin, figures: _Figures, variance: float) -> None:
+    def _test_second_fall(self, hit_bin: Bin, figures: _Figures, variance: float) -> None:
         """The test relative to the rate during the drop, once that is known; its bins vary as their own rate does."""
         usual = _mean(self._during)
         if len(self._during) >= LATEST:
             variance *= max(_bernoulli(self._level - usual) / _bernoulli(self._level), 1.0)
             error = (variance * self._noise.factor / len(self._during)) ** 0.5
-            self._worse_score = self._next_score(self._worse_score, figures[0] - usual - error, variance)
-        if self._worse_score == 0.0:
+            self._second_score = self._next_score(self._second_score, figures[0] - usual - error, variance)
+        if self._second_score == 0.0:
             self._during.append(figures)
-            self._worse.clear()
+            self._second_fall.clear()
             return
-        self._worse.append((figures, hit_bin))
-        further = _mean(figures for figures, _ in self._worse) - usual
-        if self._worse_score > self.sensitivity.threshold and further >= self.sensitivity.drop:
-            self._worsen(hit_bin.end)
+        self._second_fall.append((figures, hit_bin))
+        threshold, lower = self.sensitivity.threshold, [figures for figures, _ in self._second_fall]
+        if self._second_score > threshold and _mean(lower) - usual >= self.sensitivity.drop:
+            self._start_second_fall(hit_bin.end)
+        elif self._second_score > 2 * threshold:  # too small to report: from now on it is the rate during the drop
+            self._forget_second_fall()
+            self._during.extend(lower)
 
-    def _worsen(self, now: datetime) -> None:
-        """Begin the drop again at the second fall; what it is compared with is the time since the first one."""
-        worse = self._worse
+    def _start_second_fall(self, now: datetime) -> None:
+        """Begin the drop again at the second fall. It is compared with the time since the first one."""
+        second_fall = self._second_fall
         self._comparable_since = self._change_point
-        self._change_point = self._steady_until = self._start_of(worse[0][1])
+        self._change_point = self._steady_until = self._start_of(second_fall[0][1])
         self._down_since, self._worsened = now, True
         self._clear_sums()
-        for figures, hit_bin in worse:
+        for figures, hit_bin in second_fall:
             self._after.append(figures)
             self._add_sums(hit_bin)
-        self._forget_worse()
+        self._forget_second_fall()
 
-    def _forget_worse(self) -> None:
-        self._worse_score, self._worse = 0.0, []
+    def _forget_second_fall(self) -> None:
+        self._second_score, self._second_fall = 0.0, []
         self._during.clear()
 
     def _is_enough(self, parts: list[_Figures]) -> bool:
@@ -218,7 +222,7 @@ class Detector:
         if accept:
             self._restart(now)
         self._deviations.clear()
-        self._forget_worse()
+        self._forget_second_fall()
         for group in self._groups.values():
             group.level.forget_held()
             group.score, group.bins_below = 0.0, 0

@@ -1,4 +1,4 @@
-"""What the detector is told and what it answers: its sensitivity, its state and the result after a bin."""
+"""The detector's settings, and its result after a bin."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Detection:
     steady_until: datetime | None = None  # the end of the last bin before it
     since: datetime | None = None  # the change that the level starts at
     comparable_since: datetime | None = None  # from then to ``steady_until`` nothing else was wrong
-    worsened: bool = False  # the rate fell further during a drop: the change point is that of the second fall
+    worsened: bool = False  # there was a second fall during the drop; the change point is that of the second one
     score: float = 0.0  # S / h
     noise: float | None = None  # standard deviation of a bin's shortfall
     prompt: float = 0.0  # tokens since the change point, or of the last minute

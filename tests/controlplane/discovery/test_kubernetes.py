@@ -262,39 +262,38 @@ def test_an_invalid_token_is_rejected_without_being_shown(server):
     assert "abc" not in str(failed.value)
 
 
-def test_in_a_cluster_each_poll_reads_the_pods_service_account(tmp_path, monkeypatch):
+@pytest.fixture
+def own_cluster(tmp_path, monkeypatch):
+    """The API server of the cluster that this process seems to run in, and the folder of its service account."""
     authority = Authority(tmp_path)
     account = tmp_path / "account"
     account.mkdir()
-    (account / "token").write_text("an-old-token\n")
+    (account / "token").write_text(f"{TOKEN}\n")
     (account / "ca.crt").write_text(authority.path.read_text())
     monkeypatch.setattr(kubernetes_api, "ACCOUNT", account)
     with serving_kubernetes(authority.issue("api").server()) as server:
         server.slices = [endpoint_slice(pod("vllm-0", "10.0.0.1"))]
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.server_address[1]))
-        with pytest.raises(PollError, match="rejected the token"):
-            poll(server, api_url="", token="")
-        (account / "token").write_text(f"{TOKEN}\n")
-        assert len(poll(server, api_url="", token="").targets) == 1
+        yield server, account
 
 
-def test_in_a_cluster_its_own_api_server_is_allowed_and_no_other_address(tmp_path, monkeypatch, settings):
+def test_in_a_cluster_each_poll_reads_the_pods_service_account(own_cluster):
+    server, account = own_cluster
+    (account / "token").write_text("an-old-token\n")
+    with pytest.raises(PollError, match="rejected the token"):
+        poll(server, api_url="", token="")
+    (account / "token").write_text(f"{TOKEN}\n")
+    assert len(poll(server, api_url="", token="").targets) == 1
+
+
+def test_in_a_cluster_its_own_api_server_is_allowed_and_no_other_address(own_cluster, settings):
     """Some clusters give their services public addresses."""
     settings.FLEET_NETWORKS = [ipaddress.ip_network("10.0.0.0/8")]
-    authority = Authority(tmp_path)
-    account = tmp_path / "account"
-    account.mkdir()
-    (account / "token").write_text(TOKEN)
-    (account / "ca.crt").write_text(authority.path.read_text())
-    monkeypatch.setattr(kubernetes_api, "ACCOUNT", account)
-    with serving_kubernetes(authority.issue("api").server()) as server:
-        server.slices = [endpoint_slice(pod("vllm-0", "10.0.0.1"))]
-        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.server_address[1]))
-        assert len(poll(server, api_url="", token="").targets) == 1
-        with pytest.raises(PollError, match="not in an allowed network"):
-            poll(server, ca=authority.path.read_text())
+    server, account = own_cluster
+    assert len(poll(server, api_url="", token="").targets) == 1
+    with pytest.raises(PollError, match="not in an allowed network"):
+        poll(server, ca=(account / "ca.crt").read_text())
 
 
 def test_outside_a_cluster_the_api_server_must_be_configured(server, monkeypatch):

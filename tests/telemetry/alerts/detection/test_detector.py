@@ -178,6 +178,16 @@ def test_a_drop_that_stays_as_it_is_or_recovers_slowly_has_no_second_fall(rate: 
     assert not any(one.worsened for one in found)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_smaller_fall_during_a_drop_does_not_hide_a_larger_one(seed: int) -> None:
+    falls = [Stretch(1800, 0.85), Stretch(300, 0.65), Stretch(900, 0.58), Stretch(180, 0.4)]
+    found = detections(bins(falls, seed))
+
+    second_fall = next(one for one in found if one.worsened)
+    assert 3000 < second(second_fall.at) <= 3120
+    assert abs(second(second_fall.change_point) - 3000) <= 20
+
+
 def test_no_level_rises_while_a_drop_lasts() -> None:
     """A load test that repeats one prompt while the policy is bad."""
     load_test = Stretch(180, {"chat": 0.5, "coding": 0.5, "support": 0.97})
