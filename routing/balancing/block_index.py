@@ -6,6 +6,11 @@ last hash shows that all of it matches. Where a prompt diverges within a run, th
 one integer with a bit for each replica that has it cached, so matching a thousand replicas costs as much as matching
 four, and a walk ends where no replica has the next block. A run that no replica has any more is dropped.
 
+Tokens. The router sees bytes, and texts differ in their tokens per byte: code, JSON, languages. A new run gets the
+estimate of its model's mean ratio. The first response to a prompt that contains it reports the tokens of the whole
+prompt; what is left after the runs that are known already is spread evenly over the new ones. So the tokens up to the
+end of each turn of a conversation are known exactly, and a replica's capacity is compared with real tokens.
+
 Tails. Chains end with the last whole block of a prompt, and the router does not hash responses. Engines cache the rest
 of the prompt and the generated tokens too, and the next turn of a conversation finds them there. A *tail* stands for
 these tokens of one chain: a run of its own, found by the chain's last hash and evicted before it. It is added empty
@@ -37,6 +42,7 @@ from typing import Final
 from routing.types import TargetId
 
 Chain = Sequence[int]
+Level = tuple[int, int, int]  # blocks of a prefix, mask of the replicas with at least that many, tokens of the prefix
 ALL_BITS: Final = -1  # a mask with every bit
 MAX_PROMPTS: Final = 4000  # after so many, all counts are halved
 MIN_POPULAR: Final = 4  # recent prompts up to which blocks are not popular, such as the turns of a conversation
@@ -45,21 +51,23 @@ MIN_POPULAR: Final = 4  # recent prompts up to which blocks are not popular, suc
 class BlockRun:
     """Consecutive blocks that always occurred together, and the replicas that have them cached."""
 
-    __slots__ = ("before", "counted_at", "hashes", "last", "length", "mask", "prompts")
+    __slots__ = ("before", "counted_at", "hashes", "is_learned", "last", "length", "mask", "prompts", "tokens")
 
-    def __init__(self, hashes: Chain, last: int, length: int, mask: int) -> None:
+    def __init__(self, hashes: Chain, last: int, length: int, mask: int, tokens: int, *, is_learned: bool) -> None:
         self.before: BlockRun | None = None  # the run that every prompt has before this one; None: it is the first
         self.hashes = hashes
         self.last = last
-        self.length = length
+        self.length = length  # blocks
         self.mask = mask
+        self.tokens = tokens  # of the engine's tokenizer, see ``is_learned``
+        self.is_learned = is_learned  # whether an engine has reported the tokens; else they are estimated
         self.prompts = 0  # recent prompts that contain it, as of ``counted_at``
         self.counted_at = 0  # number of times that all counts were halved
 
     @classmethod
-    def of_hashes(cls, hashes: Chain, mask: int) -> BlockRun:
+    def of_hashes(cls, hashes: Chain, mask: int, tokens: int, *, is_learned: bool) -> BlockRun:
         """A run of these blocks, at least one."""
-        return BlockRun(hashes, hashes[-1], len(hashes), mask)
+        return BlockRun(hashes, hashes[-1], len(hashes), mask, tokens, is_learned=is_learned)
 
     def follows(self, run: BlockRun) -> bool:
         """Whether every prompt with this run has the other one before it."""
@@ -89,10 +97,10 @@ class BlockIndex:
         """The whole runs of the chain that was matched last, until it is added."""
         return self._walked
 
-    def levels(self, chain: Chain) -> list[tuple[int, int]]:
-        """``(blocks, mask of replicas with at least that many)``, the shortest prefix first. 0.2 us a run."""
+    def levels(self, chain: Chain) -> list[Level]:
+        """The cached prefixes of a prompt, the shortest first. 0.2 us a run."""
         by_first, levels = self._by_first, []
-        mask, at, end = ALL_BITS, 0, len(chain)
+        mask, at, end, tokens = ALL_BITS, 0, len(chain), 0
         self._walked_chain, self._walked = chain, (walked := [])
         while at < end:
             run = by_first.get(chain[at])
@@ -100,22 +108,33 @@ class BlockIndex:
                 break
             if holders != mask:
                 if at:
-                    levels.append((at, mask))
+                    levels.append((at, mask, tokens))
                 mask = holders
             after = at + run.length
             if after > end or chain[after - 1] != run.last:
-                at += _shared_blocks(run.hashes, chain, at)
+                shared = _shared_blocks(run.hashes, chain, at)
+                at += shared
+                tokens += run.tokens * shared // run.length
                 break
             walked.append(run)
             at = after
+            tokens += run.tokens
         if at:
-            levels.append((at, mask))
+            levels.append((at, mask, tokens))
         return levels
 
-    def path(self, chain: Chain, on_split: Callable[[BlockRun, BlockRun], None]) -> list[BlockRun]:
+    def path(
+        self,
+        chain: Chain,
+        on_split: Callable[[BlockRun, BlockRun], None],
+        block_tokens: float,
+        *,
+        is_learned: bool = False,
+    ) -> list[BlockRun]:
         """The runs of a whole prompt, new ones for unknown blocks. Reuses the walk of ``levels``.
 
         ``on_split`` is called for a run that is split: with its new head, and with the run, which keeps the rest.
+        Each block of a new run has ``block_tokens``.
         """
         path: list[BlockRun] = []
         by_first, at, end = self._by_first, 0, len(chain)
@@ -126,7 +145,9 @@ class BlockIndex:
         while at < end:
             run = by_first.get(chain[at])
             if run is None:
-                run = by_first[chain[at]] = BlockRun.of_hashes(chain[at : at + self._max_run_blocks], 0)
+                hashes = chain[at : at + self._max_run_blocks]
+                run = BlockRun.of_hashes(hashes, 0, int(len(hashes) * block_tokens), is_learned=is_learned)
+                by_first[chain[at]] = run
                 run.before = path[-1] if path else None
             elif at + run.length > end or chain[at + run.length - 1] != run.last:
                 head = self._split(run, _shared_blocks(run.hashes, chain, at))
@@ -175,6 +196,13 @@ class BlockIndex:
             start += run.length
         return None
 
+    def whole_run(self, chain: Chain, at: int) -> BlockRun | None:
+        """The run that begins after the first ``at`` blocks of a chain, if the chain contains all of it."""
+        run = self._by_first.get(chain[at]) if at < len(chain) else None
+        if run is None or at + run.length > len(chain) or chain[at + run.length - 1] != run.last:
+            return None
+        return run
+
     def run_starting_with(self, key: int) -> BlockRun | None:
         """The run with this first hash; None if no replica has one."""
         return self._by_first.get(key)
@@ -194,11 +222,13 @@ class BlockIndex:
     def _split(self, run: BlockRun, length: int) -> BlockRun:
         """Split a run's first blocks off into a new run with the same replicas, which is returned."""
         self._walked_chain = None
-        head = BlockRun.of_hashes(run.hashes[:length], run.mask)
+        tokens = run.tokens * length // run.length
+        head = BlockRun.of_hashes(run.hashes[:length], run.mask, tokens, is_learned=run.is_learned)
         head.prompts, head.counted_at = run.prompts, run.counted_at
         head.before, run.before = run.before, head
         run.hashes = run.hashes[length:]
         run.length -= length
+        run.tokens -= tokens
         self._by_first[head.hashes[0]] = head
         self._by_first[run.hashes[0]] = run
         self.entries += run.mask.bit_count()
@@ -230,13 +260,12 @@ _TAIL_KEY_MASK: Final = 0x9E37_79B9_7F4A_7C15  # makes a tail's key different fr
 
 
 class Tail(BlockRun):
-    """The cached tokens after a chain; ``length`` is in blocks, as of any run."""
+    """The cached tokens after a chain, which are no blocks of it: its ``length`` is 0."""
 
-    __slots__ = ("tokens",)
+    __slots__ = ()
 
     def __init__(self, key: int) -> None:
-        super().__init__((key,), key, 0, 0)
-        self.tokens = 0  # estimated, in the scale of the prompts' estimates
+        super().__init__((key,), key, 0, 0, 0, is_learned=True)
 
 
 class TailReuse:
@@ -305,7 +334,7 @@ class Use:
     def __init__(self, path: list[BlockRun], used_s: float) -> None:
         self.path = path  # from the prompt's first block on, unless compacted; it may end with a Tail
         self.first = 0
-        self.evicted = 0  # blocks that were removed from the end of ``path``; tails not counted
+        self.evicted = 0  # blocks that were removed from the end of ``path``
         self.used_s = used_s
 
 
@@ -345,24 +374,23 @@ MAX_OLDER_USES: Final = 256  # uses that are searched for blocks after an evicte
 class ReplicaBlocks:
     """The estimated cached blocks of one replica."""
 
-    def __init__(self, target: TargetId, bit: int, index: BlockIndex, block_tokens: int) -> None:
+    def __init__(self, target: TargetId, bit: int, index: BlockIndex) -> None:
         self.target = target
         self.bit = bit
         self._index = index
-        self.capacity = 0  # blocks, of all cache tiers together
-        self.reported_blocks = 0  # capacity as the engine reports it: its GPU cache
-        self.capacity_ratio = 1.0  # capacity / reported capacity, learnt from blocks that were found after an eviction
-        # First hashes of runs evicted above the capacity, with ``evicted_blocks`` then; and those evicted before them.
+        self.capacity = 0  # tokens, of all cache tiers together
+        self.capacity_tokens = 0  # of the GPU cache
+        self.capacity_ratio = 1.0  # of both capacities, learnt from blocks that were found after an eviction
+        # First hashes of runs evicted above the capacity, with ``evicted_tokens`` then; and those evicted before them.
         self.evicted: dict[int, int] = {}
         self.older_evicted: dict[int, int] = {}
-        self.evicted_blocks = 0  # above the capacity, ever
+        self.evicted_tokens = 0  # above the capacity, ever
         self.fast_since_s = -inf  # blocks used before this time are in a lower cache tier; -inf: there is none
         self._found = self._sought = 0.0  # recent prompts that began with evicted blocks, and how many found them
         self._uses_until_update = 0
-        self.capacity_tokens = 0  # as the engine counts them
         self.reported_tokens: int | None = None  # capacity as the engine reports it; None: not yet
-        self.block_tokens = block_tokens  # estimated, of a block: converts the capacity from tokens to blocks
-        self.blocks = 0  # of all runs
+        self.engine_block_tokens = 1  # the engine has whole blocks of so many tokens cached; 1: not known
+        self.tokens = 0  # of all runs
         self.runs: dict[BlockRun, Use] = {}  # with their last use
         self.uses: OrderedDict[Use, None] = OrderedDict()  # the oldest first, each with at least one run
         self.uses_tails = False  # set by the first response that reports its generated tokens
@@ -377,7 +405,7 @@ class ReplicaBlocks:
 
     def stale_before_s(self, now_s: float) -> float:
         """Blocks last used before this time are closer to eviction than to their last use; -inf if not full."""
-        if not self.uses or not (self.is_full or self.blocks >= FULL_RATIO * self.capacity):
+        if not self.uses or not (self.is_full or self.tokens >= FULL_RATIO * self.capacity):
             return -inf
         return (self.oldest_s + now_s) / 2
 
@@ -407,24 +435,24 @@ class ReplicaBlocks:
         return use
 
     def _update_fast_since(self) -> None:
-        """Find the oldest use that the GPU cache still has: all later ones fit into the reported capacity."""
-        blocks, uses, self.fast_since_s = 0, 0, -inf
+        """Find the oldest use that the GPU cache still has: all later ones fit into its capacity."""
+        tokens, uses, self.fast_since_s = 0, 0, -inf
         for use in reversed(self.uses):
             uses += 1
             for run in use.path[use.first :]:
-                blocks += run.length
-            if blocks > self.reported_blocks:
+                tokens += run.tokens
+            if tokens > self.capacity_tokens:
                 self.fast_since_s = use.used_s
                 break
         self._uses_until_update = uses // _UPDATE_RATIO
 
-    def slow_blocks(self, path: Sequence[BlockRun]) -> int:
-        """How many blocks of a cached prefix are in a lower cache tier."""
-        blocks, runs, fast_since_s = 0, self.runs, self.fast_since_s
+    def slow_tokens(self, path: Sequence[BlockRun]) -> int:
+        """How many tokens of a cached prefix are in a lower cache tier."""
+        tokens, runs, fast_since_s = 0, self.runs, self.fast_since_s
         for run in path:
             if (use := runs.get(run)) is not None and use.used_s < fast_since_s:
-                blocks += run.length
-        return blocks
+                tokens += run.tokens
+        return tokens
 
     def on_split(self, head: BlockRun, tail: BlockRun) -> None:
         """A cached run was split: its new head belongs to the same use, before it."""
@@ -436,27 +464,27 @@ class ReplicaBlocks:
         self._evict_last(next(iter(self.uses)))
 
     def evict_excess(self, max_evicted: int) -> int:
-        """Evict what exceeds the capacity; the number of blocks.
+        """Evict what exceeds the capacity; the number of tokens.
 
         Remembers at most ``max_evicted`` such runs, and at least half as many.
         """
         capacity, evicted = self.capacity, self.evicted
-        excess = self.blocks - capacity
-        while self.blocks > capacity:
+        excess = self.tokens - capacity
+        while self.tokens > capacity:
             use = next(iter(self.uses))
             path = use.path
-            while self.blocks > capacity and use.first < len(path):
+            while self.tokens > capacity and use.first < len(path):
                 run = path[-1]
                 self._evict_last(use)
-                self.evicted_blocks += run.length
-                if not isinstance(run, Tail):
-                    evicted[run.hashes[0]] = self.evicted_blocks
+                self.evicted_tokens += run.tokens
+                if run.length:
+                    evicted[run.hashes[0]] = self.evicted_tokens
         if len(evicted) >= max_evicted // 2:
             self.older_evicted, self.evicted = evicted, {}
         return max(0, excess)
 
     def take_evicted(self, chain: Chain, hit_blocks: int) -> int | None:
-        """Blocks evicted above the capacity since the first block that is not cached was; None if it was not.
+        """Tokens evicted above the capacity since the first block that is not cached was; None if it was not.
 
         Forgets that it was.
         """
@@ -466,14 +494,14 @@ class ReplicaBlocks:
         evicted_at = self.evicted.pop(first_hash, None)
         if evicted_at is None:
             evicted_at = self.older_evicted.pop(first_hash, None)
-        return None if evicted_at is None else self.evicted_blocks - evicted_at
+        return None if evicted_at is None else self.evicted_tokens - evicted_at
 
-    def learn_capacity(self, is_found: bool, evicted_blocks: int) -> None:
+    def learn_capacity(self, is_found: bool, evicted_tokens: int) -> None:
         """Learn from a prompt with evicted blocks whether the engine still had them, as with a lower cache tier.
 
-        Ignored if few blocks were evicted since: an engine may have such blocks because it evicts in another order.
+        Ignored if little was evicted since: an engine may have such blocks because it evicts in another order.
         """
-        if evicted_blocks < MIN_EVICTED_RATIO * self.reported_blocks:
+        if evicted_tokens < MIN_EVICTED_RATIO * self.capacity_tokens:
             return
         self._sought = _CAPACITY_FADE * self._sought + 1.0
         self._found = _CAPACITY_FADE * self._found + (1.0 if is_found else 0.0)
@@ -481,10 +509,10 @@ class ReplicaBlocks:
             self.set_capacity_ratio(CAPACITY_STEP * self.capacity_ratio)
 
     def set_capacity_ratio(self, ratio: float) -> None:
-        """Set the ratio of the estimated to the reported capacity, at least 1."""
+        """Set the ratio of the capacity of all cache tiers to that of the GPU cache, at least 1."""
         self._found = self._sought = 0.0
         self.capacity_ratio = min(max(1.0, ratio), MAX_CAPACITY_RATIO)
-        self.capacity = int(self.capacity_ratio * self.reported_blocks)
+        self.capacity = int(self.capacity_ratio * self.capacity_tokens)
         self._update_fast_since()
 
     def evict_until(self, used_s: float) -> None:
@@ -515,9 +543,8 @@ class ReplicaBlocks:
     def roll_back(self, use: Use, new_blocks: int) -> None:
         """Remove a prompt's tail and its last ``new_blocks``, except those that later prompts used."""
         new_blocks -= use.evicted
-        while use in self.uses and (new_blocks > 0 or isinstance(use.path[-1], Tail)):
-            run = use.path[-1]
-            new_blocks -= 0 if isinstance(run, Tail) else run.length
+        while use in self.uses and (new_blocks > 0 or not use.path[-1].length):
+            new_blocks -= use.path[-1].length
             self._evict_last(use)
 
     def drop(self, tail: BlockRun) -> None:
@@ -526,20 +553,13 @@ class ReplicaBlocks:
         if use is not None:
             self._evict_last(use)
 
-    def set_tail_length(self, tail: BlockRun, blocks: int) -> None:
-        """Set the length of a tail that only this replica has."""
-        if tail.mask == self.bit:
-            self.blocks += blocks - tail.length
-            tail.length = blocks
-
     def _evict_last(self, use: Use) -> None:
         run = use.path.pop()
         del self.runs[run]
         if use.first == len(use.path):
             del self.uses[use]
-        if not isinstance(run, Tail):
-            use.evicted += run.length
-        self.blocks -= run.length
+        use.evicted += run.length
+        self.tokens -= run.tokens
         self._index.remove(run, self.bit)
 
 
@@ -553,7 +573,7 @@ class ReplicaBlockTables:
         self._free_numbers: list[int] = []  # numbers of removed replicas
         self._turn = 0
         self.has_tiers = False  # whether some engine had more cached than it reports as its capacity
-        self.capacity = 0  # of all, in blocks, as engines report it
+        self.capacity = 0  # tokens, of the GPU caches of all
 
     def replicas_of_mask(self, mask: int) -> list[ReplicaBlocks]:
         """The replicas with these bits. 0.2 us each; 100 us for most of a thousand."""
@@ -584,36 +604,33 @@ class ReplicaBlockTables:
             while replica.uses and replica.oldest_s < used_s:
                 replica.evict()
 
-    def add(self, target: TargetId, tokens: int, block_tokens: int) -> ReplicaBlocks:
-        """Add a replica, initially without blocks, or change the capacity of one, in tokens.
-
-        ``block_tokens`` is used for a new replica until ``resize`` is called.
-        """
+    def add(self, target: TargetId, tokens: int) -> ReplicaBlocks:
+        """Add a replica, initially without blocks, or change the capacity of one, in tokens."""
         replica = self.by_target.get(target)
         if replica is None:
             if not self._free_numbers:
                 self._free_numbers.append(len(self._by_number))
                 self._by_number.append(None)
             number = self._free_numbers.pop()
-            replica = ReplicaBlocks(target, 1 << number, self._index, block_tokens)
+            replica = ReplicaBlocks(target, 1 << number, self._index)
             self.by_target[target] = self._by_number[number] = replica
+        self.capacity += tokens - replica.capacity_tokens
         replica.capacity_tokens = tokens
-        self.resize(replica, replica.block_tokens)
+        replica.capacity = int(replica.capacity_ratio * tokens)
         return replica
 
-    def resize(self, replica: ReplicaBlocks, block_tokens: int) -> None:
-        """Compute the capacity of a replica in blocks of ``block_tokens``."""
-        blocks = max(1, replica.capacity_tokens // block_tokens)
-        self.capacity += blocks - replica.reported_blocks
-        replica.reported_blocks, replica.block_tokens = blocks, block_tokens
-        replica.capacity = int(replica.capacity_ratio * blocks)
+    def set_tokens(self, run: BlockRun, tokens: int) -> None:
+        """Set the tokens of a run at all replicas that have it: an engine has reported them."""
+        for replica in self.replicas_of_mask(run.mask):
+            replica.tokens += tokens - run.tokens
+        run.tokens, run.is_learned = tokens, True
 
     def remove_all_but(self, targets: Iterable[TargetId]) -> None:
         """Remove all other replicas and their blocks. O(their runs)."""
         for target in self.by_target.keys() - set(targets):
             replica = self.by_target.pop(target)
             replica.evict_until(inf)
-            self.capacity -= replica.reported_blocks
+            self.capacity -= replica.capacity_tokens
             number = replica.bit.bit_length() - 1
             self._by_number[number] = None
             self._free_numbers.append(number)

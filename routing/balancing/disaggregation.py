@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from routing.balancing.candidates import Candidates, Choice
 from routing.balancing.replicas import GroupReplicas, HealthRegistry, Target
+from routing.balancing.strategies.cached_prefix import match_prompt
 from routing.balancing.strategies.registry import build_strategy
 from routing.balancing.strategies.strategy import Keys
 from routing.schema import Disaggregation, LowestCostSettings, PoolConfig
@@ -53,7 +54,7 @@ class PrefillRoute:
         """Estimated tokens of a prompt that the chosen decode replica would have to prefill."""
         cached_tokens = choice.hit_tokens
         if cached_tokens is None:  # the strategy makes no prediction
-            match = self.replicas.residency.match(keys.chain, keys.block_tokens)
+            match = match_prompt(self.replicas.residency, keys)
             cached_tokens = match.tokens(candidates.bits[choice.target], keys.prompt_tokens)
         return max(0, keys.prompt_tokens - cached_tokens - choice.unrecorded_hit_tokens)
 

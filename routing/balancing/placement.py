@@ -55,6 +55,7 @@ class RequestKeys:
     __slots__ = (
         "_blocks",
         "_chain",
+        "_estimate",
         "_hasher",
         "_request",
         "_rule",
@@ -81,11 +82,20 @@ class RequestKeys:
         self.ratio = ratio  # of the pool's model; it may change while the request runs
         ids = request.prompt.ids
         self.block_tokens = BLOCK_TOKENS if ids else ratio.block_tokens  # estimated, or exact for token ids
-        self.prompt_tokens = request.prompt.estimate(ratio.block_tokens)  # estimated length of the prompt
+        self._estimate = self.prompt_tokens = request.prompt.estimate(ratio.block_tokens)  # length of the prompt
         self._tier1: PrefixHash | None = None
         self._tier2: PrefixHash | None = None
         self._blocks: list[array[int]] | None = None
         self._chain: array[int] | None = None
+
+    @property
+    def estimate(self) -> int:
+        """Estimated length of the prompt by the model's mean ratio alone."""
+        return self._estimate
+
+    def add_surplus(self, tokens: int) -> None:
+        """Correct the estimated length by what is known of the prompt's blocks."""
+        self.prompt_tokens = self._estimate + tokens
 
     @property
     def session(self) -> PrefixHash | None:
@@ -479,11 +489,9 @@ class Placement:
             if route.counting_strategy is not None:
                 route.counting_strategy.count_request(decision.keys)
         residency = self._residency if route.pool in self._residency_pools else None
-        if residency is not None:
-            residency.resize(decision.choice.target, decision.keys.ratio.block_tokens)
-            if not decision.keys.reads_cache:
-                self._record_stored(decision)
-                residency = None
+        if residency is not None and not decision.keys.reads_cache:
+            self._record_stored(decision)
+            residency = None
         ticket = record_dispatch(
             decision.choice, decision.keys, self._loads, residency, is_plain=is_plain, is_prefilled=is_prefilled
         )
@@ -494,7 +502,7 @@ class Placement:
         """Record the blocks of a prompt whose response teaches nothing, because its engine uses no cached blocks."""
         keys = decision.keys
         self._residency.insert(
-            decision.choice.target, keys.stored_chain, self._loads.clock(), keys.prompt_tokens, keys.block_tokens
+            decision.choice.target, keys.stored_chain, self._loads.clock(), keys.estimate, keys.block_tokens
         )
 
     # --- prefill by another replica ---
@@ -509,7 +517,6 @@ class Placement:
     def dispatch_prefill(self, decision: Decision, prefill: PrefillTarget) -> Ticket:
         """Record that a prompt is sent to the replica that prefills it."""
         keys = decision.keys
-        self._residency.resize(prefill.choice.target, keys.ratio.block_tokens)
         return record_dispatch(prefill.choice, keys, self._loads, self._residency)
 
     def reserve(self, decision: Decision) -> Ticket:
@@ -535,7 +542,7 @@ def record_dispatch(
     if residency is None:
         return loads.dispatch(choice.target, tokens, is_plain=is_plain)
     record = residency.insert(
-        choice.target, keys.chain, loads.clock(), tokens, keys.block_tokens, common_hits=choice.common_hits
+        choice.target, keys.chain, loads.clock(), keys.estimate, keys.block_tokens, common_hits=choice.common_hits
     )
     cached_tokens = tokens if is_prefilled else (choice.hit_tokens or 0) + choice.unrecorded_hit_tokens
     return loads.dispatch(choice.target, max(0, tokens - cached_tokens), record, is_plain=is_plain)

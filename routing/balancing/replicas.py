@@ -274,7 +274,7 @@ class GroupReplicas:
             for name, replica, _rank in self.targets.values():
                 is_reported = replica.capacity_blocks is not None and replica.block_tokens is not None
                 tokens = (replica.capacity_blocks or 0) * (replica.block_tokens or 0) if is_reported else None
-                self._bits[name] = self.residency.add_replica(name, tokens).bit
+                self._bits[name] = self.residency.add_replica(name, tokens, replica.block_tokens).bit
         return self._bits
 
 

@@ -43,7 +43,7 @@ be cached again by their requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Final
 
@@ -53,6 +53,7 @@ from routing.balancing.block_index import (
     BlockRun,
     Branches,
     Chain,
+    Level,
     OnResponse,
     ReplicaBlocks,
     ReplicaBlockTables,
@@ -144,23 +145,29 @@ MIN_TAIL_TOKENS: Final = 32  # shorter tails are within the estimate's error and
 FOUND_RATIO: Final = 0.5  # of an evicted run's tokens that must be cached for the engine to have it still
 PREFIX_RATIO: Final = 0.9  # of the prefix before a tail; if less of it is cached, the tail's state is unknown
 MIN_REPLACED_RATIO: Final = 0.5  # of a tail that must be cached for the longer chain to replace it
+MAX_SCALE: Final = 8.0  # reported / estimated tokens of the new part of a prompt, at most, and its inverse at least
 
 
 class RequestResidency:
     """Compares the predicted cached tokens of one request with those that its response reports."""
 
     __slots__ = (
+        "_block_tokens",
         "_branches",
         "_chain",
         "_common_hits",
-        "_evicted_blocks",
+        "_evicted_tokens",
         "_hit_blocks",
         "_hit_tokens",
+        "_index",
+        "_known_blocks",
+        "_known_tokens",
         "_prefix_used_s",
         "_previous_tail",
         "_previous_tail_tokens",
         "_prompt_tokens",
         "_replica",
+        "_tables",
         "_tail",
         "_tails",
         "_unrecorded_hits",
@@ -170,45 +177,49 @@ class RequestResidency:
     def __init__(
         self,
         replica: ReplicaBlocks,
+        index_and_tables: tuple[BlockIndex, ReplicaBlockTables],
         chain: Chain,
-        hit_blocks: int,
+        hits: tuple[int, int],
+        known: tuple[int, int],
         use: Use,
         prefix_used_s: float,
         prompt_tokens: int,
-        hit_tokens: int,
+        block_tokens: int,
         tails_and_branches: tuple[TailReuse, Branches],
         tail: BlockRun | None,
         previous_tail: BlockRun | None,
         unrecorded_hits: UnrecordedHits,
         common_hits: ShareByTokens | None,
-        evicted_blocks: int | None,
+        evicted_tokens: int | None,
     ) -> None:
         self._replica = replica
+        self._index, self._tables = index_and_tables
         self._chain = chain
-        self._hit_blocks = hit_blocks  # all further blocks are new at the replica
+        self._hit_blocks, self._hit_tokens = hits  # all further blocks are new at the replica
+        self._known_blocks, self._known_tokens = known  # first blocks whose tokens an engine has reported
         self._use = use
         self._prefix_used_s = prefix_used_s  # when the replica last used the cached part of the prompt
-        self._prompt_tokens = prompt_tokens  # estimated
-        self._hit_tokens = hit_tokens  # of the hit blocks, estimated
+        self._prompt_tokens = prompt_tokens  # estimated by the mean ratio of the model
+        self._block_tokens = block_tokens  # of each block, by the same ratio
         self._tails, self._branches = tails_and_branches
         self._tail = tail  # its own; None where tails are not used yet
         self._previous_tail = previous_tail  # of the prompt that this one continues, if any
         self._previous_tail_tokens = tail_tokens(previous_tail) if previous_tail is not None else 0
         self._unrecorded_hits = unrecorded_hits
         self._common_hits = common_hits  # None: the replica is not the prompt's common replica
-        self._evicted_blocks = evicted_blocks  # since the first new block was, above the capacity; None: it was not
+        self._evicted_tokens = evicted_tokens  # since the first new block was, above the capacity; None: it was not
 
     def confirm(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int | None = None) -> None:
         """Learn from a response. All arguments are counts by the engine's tokenizer."""
         if self._prompt_tokens <= 0 or prompt_tokens <= 0:
             return
-        scale = prompt_tokens / self._prompt_tokens  # the engine's tokens for each estimated one
+        rest_tokens = self._learn_tokens(prompt_tokens)
         if self._replica.on_response is not None:
-            self._report(self._replica.on_response, scale, prompt_tokens, cached_tokens, generated_tokens)
-        if self._evicted_blocks is None or not self._learn_capacity(cached_tokens / scale, self._evicted_blocks):
-            self._learn_unrecorded_hits(cached_tokens / scale)
-        self._learn_tails(scale, cached_tokens, generated_tokens)
-        predicted = min(1.0, self._hit_tokens / self._prompt_tokens) * prompt_tokens
+            self._report(self._replica.on_response, prompt_tokens, cached_tokens, generated_tokens, rest_tokens)
+        if self._evicted_tokens is None or not self._learn_capacity(prompt_tokens, cached_tokens, self._evicted_tokens):
+            self._learn_unrecorded_hits(prompt_tokens, cached_tokens)
+        self._learn_tails(rest_tokens, cached_tokens, generated_tokens)
+        predicted = min(self._hit_tokens, prompt_tokens)
         self._learn_caching(predicted, cached_tokens)
         if predicted < MIN_CHECKED_TOKENS or self._use.used_s - self._prefix_used_s < MAX_PREFILL_S:
             return
@@ -223,9 +234,28 @@ class RequestResidency:
             replica.misses = 0
             replica.evict_until(replica.missed_used_s)
             if replica.capacity_ratio > 1.0:
-                replica.set_capacity_ratio(replica.blocks / replica.reported_blocks)
+                replica.set_capacity_ratio(replica.tokens / replica.capacity_tokens)
 
-    def _learn_caching(self, predicted: float, cached_tokens: int) -> None:
+    def _learn_tokens(self, prompt_tokens: int) -> int:
+        """Learn the tokens of blocks whose tokens were not known; the tokens after the prompt's last whole block."""
+        chain, index, block_tokens = self._chain, self._index, self._block_tokens
+        at, tokens = self._known_blocks, self._known_tokens
+        run = index.whole_run(chain, at)
+        while run is not None and run.is_learned:  # another response has reported them meanwhile
+            at += run.length
+            tokens += run.tokens
+            run = index.whole_run(chain, at)
+        estimate, reported = self._prompt_tokens - at * block_tokens, max(0, prompt_tokens - tokens)
+        if estimate <= 0:
+            return 0
+        scale = min(max(reported / estimate, 1 / MAX_SCALE), MAX_SCALE)
+        while run is not None:
+            self._tables.set_tokens(run, int(scale * run.length * block_tokens))
+            at += run.length
+            run = index.whole_run(chain, at)
+        return reported * max(0, self._prompt_tokens - len(chain) * block_tokens) // estimate
+
+    def _learn_caching(self, predicted: int, cached_tokens: int) -> None:
         """Learn whether the engine caches prefixes at all."""
         replica, sent_s = self._replica, self._use.used_s
         if cached_tokens:
@@ -239,75 +269,64 @@ class RequestResidency:
     def _report(
         self,
         on_response: OnResponse,
-        scale: float,
         prompt_tokens: int,
         cached_tokens: int,
         generated_tokens: int | None,
+        rest_tokens: int,
     ) -> None:
         """Report the response to what follows the replica's KV events."""
-        tokens_per_block = scale * self._block_tokens
-        served = ServedPrompt(
-            self._chain, self._use.used_s, tokens_per_block, prompt_tokens, cached_tokens, generated_tokens
-        )
+        chain = self._chain
+        tokens_per_block = (prompt_tokens - rest_tokens) / len(chain) if chain else float(self._block_tokens)
+        served = ServedPrompt(chain, self._use.used_s, tokens_per_block, prompt_tokens, cached_tokens, generated_tokens)
         on_response(served)
 
-    @property
-    def _block_tokens(self) -> int:
-        """Estimated tokens of each block of the prompt."""
-        return self._hit_tokens // self._hit_blocks if self._hit_blocks else self._replica.block_tokens
-
-    def _learn_capacity(self, cached_tokens: float, evicted_blocks: int) -> bool:
-        """Learn whether the engine still had blocks that were evicted here; whether it had. Estimated tokens."""
-        replica, unrecorded = self._replica, self._prompt_tokens - self._hit_tokens
+    def _learn_capacity(self, prompt_tokens: int, cached_tokens: int, evicted_tokens: int) -> bool:
+        """Learn whether the engine still had blocks that were evicted here; whether it had."""
+        replica, unrecorded = self._replica, prompt_tokens - self._hit_tokens
         is_found = cached_tokens - self._hit_tokens > FOUND_RATIO * min(unrecorded, RUN_TOKENS)
         if replica.on_response is None and not self._unrecorded_hits.has_other_routers:
-            replica.learn_capacity(is_found, evicted_blocks)
+            replica.learn_capacity(is_found, evicted_tokens)
         return is_found
 
-    def _learn_unrecorded_hits(self, cached_tokens: float) -> None:
-        """Learn how many of the tokens that were not recorded at the replica were cached. Estimated tokens."""
+    def _learn_unrecorded_hits(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """Learn how many of the tokens that were not recorded at the replica were cached."""
         recorded = self._hit_tokens + self._previous_tail_tokens
-        tokens = self._prompt_tokens - recorded
+        tokens = prompt_tokens - recorded
         if tokens < MIN_TOKENS + MIN_PART * recorded:
             return
         margin = MARGIN_TOKENS if recorded else 0
         self._unrecorded_hits.learn(tokens, cached_tokens - recorded - margin, self._common_hits)
 
     def set_tail(self, prompt_tokens: int, generated_tokens: int | None) -> None:
-        """Set the length of the prompt's own tail, from a response that does not report cached tokens."""
+        """Set the tokens of the prompt's own tail, from a response that does not report cached tokens."""
         if self._prompt_tokens > 0 and prompt_tokens > 0:
-            self._learn_tails(prompt_tokens / self._prompt_tokens, 0, generated_tokens)
+            self._learn_tails(self._learn_tokens(prompt_tokens), 0, generated_tokens)
 
-    def _learn_tails(self, scale: float, cached_tokens: int, generated_tokens: int | None) -> None:
-        """Set the length of the prompt's own tail, and learn whether the previous tail was cached.
+    def _learn_tails(self, rest_tokens: int, cached_tokens: int, generated_tokens: int | None) -> None:
+        """Set the tokens of the prompt's own tail, and learn whether the previous tail was cached.
 
         The latter only if all of the prefix before it was cached.
         """
         replica, tail = self._replica, self._tail
         if generated_tokens is not None:
             replica.uses_tails = True
-        if isinstance(tail, Tail):
-            blocks, block_tokens = len(self._chain), self._block_tokens
-            rest = max(0, self._prompt_tokens - blocks * block_tokens)
-            tail.tokens = int(rest + (generated_tokens or 0) / scale)
-            replica.set_tail_length(tail, round(tail.tokens / block_tokens))
-        if not 0 < self._hit_blocks < len(self._chain) or cached_tokens < PREFIX_RATIO * scale * self._hit_tokens:
+        if tail is not None:
+            self._tables.set_tokens(tail, rest_tokens + (generated_tokens or 0))
+        if not 0 < self._hit_blocks < len(self._chain) or cached_tokens < PREFIX_RATIO * self._hit_tokens:
             return
-        extra_tokens, previous = cached_tokens / scale - self._hit_tokens, self._previous_tail
+        extra_tokens, previous = cached_tokens - self._hit_tokens, self._previous_tail
         if previous is None:
             last_hit = self._chain[self._hit_blocks - 1]
-            self._branches.learn(last_hit, extra_tokens, self._hit_tokens, replica.block_tokens)
+            self._branches.learn(last_hit, extra_tokens, self._hit_tokens, self._block_tokens)
         elif self._previous_tail_tokens >= MIN_TAIL_TOKENS:
             self._tails.learn(extra_tokens / self._previous_tail_tokens)
             if extra_tokens > MIN_REPLACED_RATIO * self._previous_tail_tokens:
                 replica.drop(previous)
 
     def restore_tail(self, tokens: int) -> None:
-        """Set the length of the prompt's tail, which a snapshot has."""
-        tail = self._tail
-        if isinstance(tail, Tail):
-            tail.tokens = tokens
-            self._replica.set_tail_length(tail, round(tokens / self._replica.block_tokens))
+        """Set the tokens of the prompt's tail, which a snapshot has."""
+        if self._tail is not None:
+            self._tables.set_tokens(self._tail, tokens)
 
     def roll_back(self) -> None:
         """The prompt was never prefilled: remove its new blocks that no other prompt has used since."""
@@ -319,17 +338,17 @@ class Reuse:
     """Share of the old blocks of full caches that is requested again, over about one turnover of all caches."""
 
     def __init__(self) -> None:
-        self.ratio = 0.0  # share of long unused blocks that are requested again before eviction
-        self._reused = 0.0  # such blocks that were requested again recently
-        self._evicted = 0.0  # recent evictions
+        self.ratio = 0.0  # share of long unused tokens that are requested again before eviction
+        self._reused = 0.0  # such tokens that were requested again recently
+        self._evicted = 0.0  # recent evictions, in tokens
 
-    def count_reused(self, blocks: int) -> None:
-        """Count requested blocks of a full cache that were unused for long."""
-        self._reused += blocks
+    def count_reused(self, tokens: int) -> None:
+        """Count requested tokens of a full cache that were unused for long."""
+        self._reused += tokens
 
-    def count_evicted(self, blocks: int, capacity: int) -> None:
-        """Count evicted blocks; older counts halve after as many as the ``capacity`` of all caches together."""
-        self._evicted += blocks
+    def count_evicted(self, tokens: int, capacity: int) -> None:
+        """Count evicted tokens; older counts halve after as many as the ``capacity`` of all caches together."""
+        self._evicted += tokens
         total = self._reused + self._evicted
         self.ratio = self._reused / total
         if total > capacity:
@@ -351,27 +370,33 @@ class Match:
         "_chain",
         "_path",
         "_tables",
-        "block_tokens",
         "branch_tokens",
         "common_key_at",
         "has_tiers",
         "levels",
         "reuse_ratio",
+        "surplus_tokens",
         "tail_mask",
         "tail_tokens",
     )
 
     def __init__(
-        self, chain: Chain, levels: list[tuple[int, int]], branches: Branches, block_tokens: int, reuse_ratio: float
+        self,
+        chain: Chain,
+        levels: list[Level],
+        branches: Branches,
+        tables: ReplicaBlockTables,
+        surplus_tokens: int,
+        reuse_ratio: float,
     ) -> None:
         self._chain = chain
         self._branches = branches
-        self.levels = levels  # (blocks, mask of replicas with at least that many), the shortest prefix first
-        self.block_tokens = block_tokens
+        self._tables = tables
+        self.levels = levels  # the shortest prefix first
+        self.surplus_tokens = surplus_tokens  # of the longest prefix, above the estimate by the model's mean ratio
         self.reuse_ratio = reuse_ratio  # ``Reuse.ratio`` of the residency
         self.has_tiers = False  # whether some replica may have blocks in a lower cache tier
         self._path: list[BlockRun] = []
-        self._tables: ReplicaBlockTables | None = None
         self.common_key_at: int | None = None  # as of ``BlockIndex.common_key_at``; None: there are no other routers
         self.tail_mask = 0  # replicas with the longest cached prefix and its tail
         self.tail_tokens = 0  # expected cached tokens after that prefix, at these replicas
@@ -383,34 +408,46 @@ class Match:
         return self.levels[-1][0] if self.levels else 0
 
     def tokens(self, bit: int, prompt_tokens: int) -> int:
-        """Predicted cached tokens at the replica with this bit, at most ``prompt_tokens``."""
+        """Predicted cached tokens at the replica with this bit, at most ``prompt_tokens``, in whole engine blocks."""
         levels = self.levels
         if levels and levels[-1][1] & bit:
             return self.longest_tokens(bit, prompt_tokens)
-        for blocks, mask in reversed(levels):
+        for blocks, mask, tokens in reversed(levels):
             if mask & bit:
-                extra = self._branches.tokens(self._chain[blocks - 1])
-                return min(blocks * self.block_tokens + extra, prompt_tokens)
+                return self._whole(bit, tokens + self._branches.tokens(self._chain[blocks - 1]), prompt_tokens)
         return 0
 
-    def set_tiers(self, path: list[BlockRun], tables: ReplicaBlockTables) -> None:
+    def longest_tokens(self, bit: int, prompt_tokens: int) -> int:
+        """The same at a replica with the longest cached prefix; ``levels`` must not be empty."""
+        extra = self.tail_tokens if self.tail_mask & bit else self.branch_tokens
+        return self._whole(bit, self.levels[-1][2] + extra, prompt_tokens)
+
+    def _whole(self, bit: int, tokens: int, prompt_tokens: int) -> int:
+        replica, tokens = self._tables.replica_of(bit), max(0, min(tokens, prompt_tokens))
+        return tokens if replica is None else tokens - tokens % replica.engine_block_tokens
+
+    def set_tiers(self, path: list[BlockRun]) -> None:
         """Let ``fetch_tokens`` look up where the runs of the prompt are."""
-        self.has_tiers, self._path, self._tables = True, path, tables
+        self.has_tiers, self._path = True, path
 
     def fetch_tokens(self, bit: int, rate: float, fetch_s: float, fetch_tokens_per_s: float) -> int:
         """Prefill that takes as long at ``rate`` tokens/s as fetching the cached prefix from a lower cache tier."""
-        if self._tables is None:
-            return 0
-        replica = self._tables.replica_of(bit)
+        replica = self._tables.replica_of(bit) if self.has_tiers else None
         if replica is None or replica.capacity_ratio <= 1.0:
             return 0
-        tokens = replica.slow_blocks(self._path) * self.block_tokens
+        tokens = replica.slow_tokens(self._path)
         return min(tokens, int(rate * (fetch_s + tokens / fetch_tokens_per_s))) if tokens else 0
 
-    def longest_tokens(self, bit: int, prompt_tokens: int) -> int:
-        """Predicted cached tokens at a replica with the longest cached prefix; ``levels`` must not be empty."""
-        extra = self.tail_tokens if self.tail_mask & bit else self.branch_tokens
-        return min(self.levels[-1][0] * self.block_tokens + extra, prompt_tokens)
+
+def _learned_part(path: list[BlockRun]) -> tuple[int, int]:
+    """Blocks and tokens of a prompt's first runs whose tokens an engine has reported."""
+    blocks = tokens = 0
+    for run in path:
+        if not run.is_learned:
+            break
+        blocks += run.length
+        tokens += run.tokens
+    return blocks, tokens
 
 
 class Residency:
@@ -445,18 +482,14 @@ class Residency:
 
     # --- replicas ---
 
-    def add_replica(self, target: TargetId, capacity_tokens: int | None = None) -> ReplicaBlocks:
-        """Add a replica, initially without blocks, or change its capacity; None if the engine has not reported it."""
+    def add_replica(
+        self, target: TargetId, capacity_tokens: int | None = None, engine_block_tokens: int | None = None
+    ) -> ReplicaBlocks:
+        """Add a replica, initially without blocks, or change its sizes; None if the engine has not reported them."""
         tokens = DEFAULT_TOKENS if capacity_tokens is None else capacity_tokens
-        replica = self._replicas.add(target, tokens, self.block_tokens)
-        replica.reported_tokens = capacity_tokens
+        replica = self._replicas.add(target, tokens)
+        replica.reported_tokens, replica.engine_block_tokens = capacity_tokens, engine_block_tokens or 1
         return replica
-
-    def resize(self, target: TargetId, block_tokens: int) -> None:
-        """Compute a replica's capacity in blocks of ``block_tokens``."""
-        replica = self._replicas.by_target.get(target)
-        if replica is not None and replica.block_tokens != block_tokens:
-            self._replicas.resize(replica, block_tokens)
 
     def replica(self, target: TargetId) -> ReplicaBlocks | None:
         """The estimated blocks of a replica; None if it was not added."""
@@ -471,12 +504,13 @@ class Residency:
     def match(self, chain: Chain, block_tokens: int | None = None) -> Match:
         """How much of a prompt each replica has cached. Its only side effect is that ``insert`` reuses the walk.
 
-        ``block_tokens``: estimated tokens of this prompt's blocks; None: the residency's default.
+        ``block_tokens``: estimated tokens of a block whose tokens are not known; None: the residency's default.
         """
         levels = self._index.levels(chain)
-        match = Match(chain, levels, self.branches, block_tokens or self.block_tokens, self.reuse.ratio)
+        surplus = levels[-1][2] - levels[-1][0] * (block_tokens or self.block_tokens) if levels else 0
+        match = Match(chain, levels, self.branches, self._replicas, surplus, self.reuse.ratio)
         if self._replicas.has_tiers:
-            match.set_tiers(self._index.walked, self._replicas)
+            match.set_tiers(self._index.walked)
         if self.unrecorded_hits.has_other_routers:
             match.common_key_at = self._index.common_key_at(self._max_share())
         if levels and (blocks := levels[-1][0]) < len(chain):
@@ -499,31 +533,35 @@ class Residency:
         block_tokens: int | None = None,
         common_hits: ShareByTokens | None = None,
     ) -> RequestResidency:
-        """Add a prompt that is sent to a replica; ``prompt_tokens`` is its estimated length.
+        """Add a prompt that is sent to a replica; ``prompt_tokens`` is its estimated length by the model's mean ratio.
 
         ``block_tokens`` is as for ``match``. ``common_hits`` learns from the response; None: not the common replica.
         """
         replica = self._replicas.by_target.get(target) or self.add_replica(target)
+        block_tokens = block_tokens or self.block_tokens
         self.dispatches += 1
-        path, bit, runs = self._index.path(chain, self._on_split), replica.bit, replica.runs
+        path = self._index.path(chain, self._on_split, block_tokens)
+        bit, runs = replica.bit, replica.runs
         self._index.count_prompt(path, self._max_share())
-        new_runs = hit_blocks = 0  # runs that are new at the replica, and blocks before the first of them
+        new_runs = hit_blocks = hit_tokens = 0  # runs that are new at the replica, and what is before the first of them
         prefix_used_s, stale_before_s = now_s, replica.stale_before_s(now_s)
         for run in path:
             if run.mask & bit:
                 if (used_s := runs[run].used_s) < stale_before_s:
-                    self.reuse.count_reused(run.length)
+                    self.reuse.count_reused(run.tokens)
                 if not new_runs:
                     hit_blocks += run.length
+                    hit_tokens += run.tokens
                     prefix_used_s = used_s
             else:
                 run.mask |= bit
-                replica.blocks += run.length
+                replica.tokens += run.tokens
                 new_runs += 1
         if replica.capacity_ratio > 1.0:
             self._replicas.has_tiers = True
-        evicted_blocks = replica.take_evicted(chain, hit_blocks) if new_runs else None
+        evicted_tokens = replica.take_evicted(chain, hit_blocks) if new_runs else None
         tail = previous_tail = None
+        known = _learned_part(path)
         if path and replica.uses_tails:
             if 0 < hit_blocks < len(chain):
                 previous_tail = self._index.run_starting_with(tail_key(chain, hit_blocks))
@@ -536,30 +574,40 @@ class Residency:
         self._evict(replica, now_s)
         if replica.caches_nothing:
             self.clear(target)
-        hit_tokens = hit_blocks * (block_tokens or self.block_tokens)
-        tails_and_branches = self.tails, self.branches
         return RequestResidency(
             replica,
+            (self._index, self._replicas),
             chain,
-            hit_blocks,
+            (hit_blocks, hit_tokens),
+            known,
             use,
             prefix_used_s,
             prompt_tokens,
-            hit_tokens,
-            tails_and_branches,
+            block_tokens,
+            (self.tails, self.branches),
             tail,
             previous_tail,
             self.unrecorded_hits,
             common_hits,
-            evicted_blocks,
+            evicted_tokens,
         )
 
-    def restore(self, target: TargetId, chain: Chain, used_s: float, tail_tokens: int) -> None:
-        """Add a prompt that a snapshot has of a replica; prompts of a replica must come in the order of their use."""
+    def restore(
+        self, target: TargetId, chain: Chain, used_s: float, tail_tokens: int, runs: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """Add a prompt that a snapshot has of a replica; prompts of a replica must come in the order of their use.
+
+        ``runs``: (blocks, tokens) of the prompt's last runs; 0 tokens if no engine has reported them.
+        """
         replica = self._replicas.by_target.get(target)
         if replica is None:
             return
         replica.uses_tails = replica.uses_tails or tail_tokens > 0
+        at = len(chain) - sum([blocks for blocks, _ in runs])
+        for blocks, tokens in runs:
+            at += blocks
+            block_tokens = tokens / blocks if tokens else float(self.block_tokens)
+            self._index.path(chain[:at], self._on_split, block_tokens, is_learned=tokens > 0)
         self.insert(target, chain, used_s).restore_tail(tail_tokens)
 
     @property
@@ -569,16 +617,19 @@ class Residency:
 
     # --- KV events ---
 
-    def add_stored(self, target: TargetId, chain: Chain, now_s: float) -> None:
-        """Record that a replica has cached these blocks, and make them its most recently used ones."""
+    def add_stored(self, target: TargetId, chain: Chain, now_s: float, block_tokens: float | None = None) -> None:
+        """Record that a replica has cached these blocks, and make them its most recently used ones.
+
+        ``block_tokens``: of each block, if it is not in the index; None: the residency's default.
+        """
         replica = self._replicas.by_target.get(target)
         if replica is None or not chain:
             return
-        path, bit = self._index.path(chain, self._on_split), replica.bit
+        path, bit = self._index.path(chain, self._on_split, block_tokens or self.block_tokens), replica.bit
         for run in path:
             if not run.mask & bit:
                 run.mask |= bit
-                replica.blocks += run.length
+                replica.tokens += run.tokens
                 self._index.entries += 1
         tail = self._index.run_starting_with(tail_key(chain, len(chain)))
         if tail is not None and tail.mask & bit:
@@ -600,7 +651,7 @@ class Residency:
         if tokens > capacity or (was_full and reported is None):
             capacity = tokens
         if capacity != replica.capacity_tokens:
-            self._replicas.add(target, capacity, self.block_tokens)
+            self._replicas.add(target, capacity)
 
     def truncate(self, target: TargetId, chain: Chain, blocks: int) -> None:
         """Record that a replica no longer has what follows the first ``blocks`` of a chain."""
@@ -609,7 +660,9 @@ class Residency:
         if replica is None or run is None or not run.mask & replica.bit:
             return
         if run.hashes[0] != chain[blocks]:
-            self._index.path(chain[:blocks], self._on_split)  # splits the run, so that its first blocks stay
+            self._index.path(
+                chain[:blocks], self._on_split, self.block_tokens
+            )  # splits the run, so that its first blocks stay
             run = self._index.run_with_block(chain, blocks) or run
         replica.evict_run(run)
 
@@ -632,7 +685,7 @@ class Residency:
             self._index.add(tail)
         if not tail.mask & replica.bit:
             tail.mask |= replica.bit
-            replica.blocks += tail.length
+            replica.tokens += tail.tokens
             self._index.entries += 1
         return tail
 
@@ -645,7 +698,7 @@ class Residency:
 
         The limit holds for the entries of all replicas together.
         """
-        if replica.blocks > replica.capacity:
+        if replica.tokens > replica.capacity:
             excess = replica.evict_excess(MAX_EVICTED // len(self._replicas.by_target))
             self.reuse.count_evicted(excess, self._replicas.capacity)
         self._replicas.expire(now_s - self._ttl_s)

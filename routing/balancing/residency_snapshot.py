@@ -6,8 +6,9 @@ out blocks that a later prompt used too, so a beginning that many prompts share 
 an earlier record, so a snapshot may end after any record. ``Residency.restore`` restores the prompts, the oldest first,
 which rebuilds the LRU order. Several snapshots of one replica, such as those of several workers, are merged by time.
 
-A record is a header (time of use in seconds since 1970, tokens of the tail, number of blocks, hash of the parent or 0)
-and 64-bit hashes, in this machine's byte order. Hashes are keyed, so a snapshot reveals nothing of a prompt's text.
+A record is a header (time of use in seconds since 1970, tokens of the tail, number of runs, hash of the parent or 0),
+the blocks and tokens of each run, and 64-bit hashes, in this machine's byte order. Hashes are keyed, so a snapshot
+reveals nothing of a prompt's text.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from routing.balancing.residency import Residency
 from routing.types import TargetId
 
 _HEADER: Final = Struct("=dIIQ")
+_RUN: Final = Struct("=II")
 HASH_BYTES: Final = 8
 NO_HASH: Final = 0  # the parent of a prompt's first block
 
@@ -30,11 +32,14 @@ NO_HASH: Final = 0  # the parent of a prompt's first block
 class SavedUse:
     """One prompt of a snapshot."""
 
-    __slots__ = ("blocks", "parent", "tail_tokens", "used_at")
+    __slots__ = ("blocks", "parent", "runs", "tail_tokens", "used_at")
 
-    def __init__(self, used_at: float, tail_tokens: int, parent: int, blocks: array[int]) -> None:
+    def __init__(
+        self, used_at: float, tail_tokens: int, parent: int, runs: list[tuple[int, int]], blocks: array[int]
+    ) -> None:
         self.used_at = used_at  # seconds since 1970
         self.tail_tokens = tail_tokens
+        self.runs = runs  # blocks of each run, and their tokens as an engine has reported them, 0 if they are not known
         self.parent = parent  # hash of the block before the first of ``blocks``, or NO_HASH
         self.blocks = blocks
 
@@ -86,14 +91,15 @@ def encode_uses(replica: ReplicaBlocks, now_s: float, now_at: float, max_bytes: 
 
 
 def _encode(use: Use, used_at: float) -> bytes:
-    blocks, tail_tokens = array("Q"), 0
+    blocks, runs, tail_tokens = array("Q"), bytearray(), 0
     for run in use.path[use.first :]:
         if isinstance(run, Tail):
             tail_tokens = run.tokens
         else:
             blocks.extend(run.hashes)
+            runs += _RUN.pack(run.length, run.tokens if run.is_learned else 0)
     parent = use.path[use.first - 1].last if use.first else NO_HASH
-    return _HEADER.pack(used_at, tail_tokens, len(blocks), parent) + blocks.tobytes()
+    return _HEADER.pack(used_at, tail_tokens, len(runs) // _RUN.size, parent) + bytes(runs) + blocks.tobytes()
 
 
 def decode_uses(data: bytes) -> SavedUses:
@@ -102,13 +108,15 @@ def decode_uses(data: bytes) -> SavedUses:
     try:
         while at < len(data):
             used_at, tail_tokens, count, parent = _HEADER.unpack_from(data, at)
-            start = at + _HEADER.size
-            at = start + count * HASH_BYTES
+            start = at + _HEADER.size + count * _RUN.size
+            runs = list(_RUN.iter_unpack(data[at + _HEADER.size : start]))
+            length = sum([blocks for blocks, _ in runs])
+            at = start + length * HASH_BYTES
             blocks = array("Q")
             blocks.frombytes(data[start:at])
-            if len(blocks) != count:
+            if len(runs) != count or len(blocks) != length or 0 in [size for size, _ in runs]:
                 raise ValueError("a record is not complete")
-            uses.append(SavedUse(used_at, tail_tokens, parent, blocks))
+            uses.append(SavedUse(used_at, tail_tokens, parent, runs, blocks))
     except error as cause:
         raise ValueError(str(cause)) from None
     return SavedUses(uses)
@@ -131,7 +139,8 @@ def restore_uses(
         age_s = max(0.0, now_at - used_at)
         chain = snapshot.chain(index) if age_s <= max_age_s else None
         if chain:
-            residency.restore(target, chain, now_s - age_s, snapshot.uses[index].tail_tokens)
+            use = snapshot.uses[index]
+            residency.restore(target, chain, now_s - age_s, use.tail_tokens, use.runs)
             yield len(chain)
 
 

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from routing.balancing.block_index import Chain, ServedPrompt
+from routing.balancing.block_index import ServedPrompt
 from routing.balancing.residency import Residency
 from routing.kv_events.decoding import DEVICE, AllBlocksCleared, BlockRemoved, BlockStored, Event
 from routing.kv_events.engine_blocks import EngineBlocks, StoredRun
@@ -50,7 +50,9 @@ class FollowedEngine:
         self._known = known
         self._clock = clock
         self._recent_runs = RecentRuns()
-        self._ended: deque[tuple[float, Chain]] = deque(maxlen=MAX_SERVED)  # prompts that become the most recently used
+        self._ended: deque[tuple[float, ServedPrompt]] = deque(
+            maxlen=MAX_SERVED
+        )  # prompts that become the most recently used
         self._served: deque[tuple[float, ServedPrompt]] = deque(maxlen=MAX_SERVED)  # with the time of their ends
 
     @property
@@ -77,7 +79,7 @@ class FollowedEngine:
     def on_response(self, served: ServedPrompt) -> None:
         """Called on the request path; ``learn`` matches the response with events later."""
         ended_s = self._clock()
-        self._ended.append((ended_s, served.chain))
+        self._ended.append((ended_s, served))
         self._served.append((ended_s, served))
 
     def restart(self) -> None:
@@ -131,7 +133,7 @@ class FollowedEngine:
         prompt = self._known.get(key)
         if prompt is not None:
             blocks = prompt.blocks(depth * self.blocks.block_tokens)
-            self._residency.add_stored(self.target, prompt.chain[:blocks], self._clock())
+            self._residency.add_stored(self.target, prompt.chain[:blocks], self._clock(), prompt.tokens_per_block)
 
     def _match(self, served: ServedPrompt, ended_s: float) -> list[NewKey]:
         """The keys learnt from one response."""
@@ -166,8 +168,8 @@ class FollowedEngine:
     def _touch_ended(self) -> None:
         """Make the prompts of responses that have ended the most recently used, before later evictions are applied."""
         while self._ended:
-            ended_s, chain = self._ended.popleft()
-            self._residency.add_stored(self.target, chain, ended_s)
+            ended_s, served = self._ended.popleft()
+            self._residency.add_stored(self.target, served.chain, ended_s, served.tokens_per_block)
 
     def _on_stored(self, event: BlockStored, stored_s: float) -> None:
         if event.medium not in DEVICE:
@@ -182,7 +184,7 @@ class FollowedEngine:
         if known is not None:
             position, prompt = known
             blocks = prompt.blocks((run.depth + position + 1) * event.block_tokens)
-            self._residency.add_stored(self.target, prompt.chain[:blocks], self._clock())
+            self._residency.add_stored(self.target, prompt.chain[:blocks], self._clock(), prompt.tokens_per_block)
 
     def _on_removed(self, event: BlockRemoved) -> None:
         self.was_full = self.was_full or (self.blocks.is_complete and event.medium in DEVICE)

@@ -176,7 +176,7 @@ class Record:
         self.hash_tokens = hash_tokens  # estimated, of each of ``blocks``
         self.blocks = blocks  # in parts that records share
         self.candidates = candidates  # with costs if the prompt structure is recorded
-        self.hit_tokens = hit_tokens  # predicted, of the estimated prompt; None if the strategy predicts none
+        self.hit_tokens = hit_tokens  # predicted; None if the strategy predicts none
         self.retries = 0
         self.status: int | None = None
         self.is_streamed: bool | None = None  # whether the response is an event stream; None: there was no response

@@ -184,7 +184,7 @@ class TokenSums:
         self.predicted_responses = self.predicted_prompt = self.predicted = self.predicted_cached = 0
 
     def add(self, record: Record, prompt: int, cached: int) -> None:
-        """Count one response. A prediction is scaled from the estimated to the reported prompt length."""
+        """Count one response."""
         self.responses += 1
         self.prompt += prompt
         self.cached += cached
@@ -192,9 +192,7 @@ class TokenSums:
             self.predicted_responses += 1
             self.predicted_prompt += prompt
             self.predicted_cached += cached
-            estimate = record.prompt_tokens_estimate
-            if estimate:
-                self.predicted += min(prompt, round(record.hit_tokens * prompt / estimate))
+            self.predicted += min(prompt, record.hit_tokens)
 
 
 class Series:

@@ -45,7 +45,7 @@ CHECK_S: Final = 1.0  # how long a starting router waits for the engines' ages
 CHECK_ATTEMPTS: Final = 10  # attempts to read an engine's age
 CHECK_PAUSE_S: Final = 3.0  # between two attempts; also the timeout of one
 CONCURRENT_CHECKS: Final = 16
-_MAGIC: Final = f"warmpath-residency-2-{sys.byteorder}".encode()
+_MAGIC: Final = f"warmpath-residency-3-{sys.byteorder}".encode()
 _start_time = re.compile(rb"^process_start_time_seconds ([0-9.e+]+)", re.MULTILINE).search
 
 logger = logging.getLogger(__name__)

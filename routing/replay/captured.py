@@ -70,6 +70,14 @@ class CapturedKeys:
         self.prompt_tokens = captured.columns.prompt_tokens[index]
 
     @property
+    def estimate(self) -> int:
+        """The exact length of the prompt."""
+        return self.prompt_tokens
+
+    def add_surplus(self, tokens: int) -> None:
+        """Do nothing: the length is exact."""
+
+    @property
     def session(self) -> PrefixHash | None:
         """The recorded key of the session."""
         key = self._captured.session[self._index]

@@ -56,6 +56,14 @@ class TraceKeys:
         self.prompt_tokens = prompt_tokens
 
     @property
+    def estimate(self) -> int:
+        """The exact length of the prompt."""
+        return self.prompt_tokens
+
+    def add_surplus(self, tokens: int) -> None:
+        """Do nothing: the length is exact."""
+
+    @property
     def tier1(self) -> PrefixHash | None:
         """Key of the tier-1 prefix: the id of its last block, which identifies all blocks before it."""
         return PrefixHash(self._index.hashes[min(self._start + self._index.tier1_blocks, self._end) - 1])

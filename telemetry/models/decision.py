@@ -48,7 +48,7 @@ class Decision(models.Model):
     prompt_tokens = models.BigIntegerField(null=True)  # as the engine counted them
     cached_tokens = models.BigIntegerField(null=True)  # of those, as the engine reported
     generated_tokens = models.BigIntegerField(null=True)  # as the engine reported
-    hit_tokens = models.BigIntegerField(null=True)  # the router's prediction, of the estimated prompt
+    hit_tokens = models.BigIntegerField(null=True)  # the router's prediction
     block_tokens = models.IntegerField(null=True)  # of the engine's KV blocks
     hash_tokens = models.IntegerField()  # estimated tokens per block in ``blocks``
     prefix = models.BigIntegerField(null=True)  # tier-1 hash

@@ -74,9 +74,9 @@ def cached_ratio(decision: Decision) -> float | None:
 
 
 def predicted_ratio(decision: Decision) -> float | None:
-    """Predicted cached tokens / estimated prompt tokens; None if the strategy does not predict."""
-    estimate, hit = decision.prompt_tokens_estimate, decision.hit_tokens
-    return min(1.0, hit / estimate) if hit is not None and estimate else None
+    """Predicted cached tokens / prompt tokens, estimated if not reported; None if the strategy does not predict."""
+    tokens, hit = decision.prompt_tokens or decision.prompt_tokens_estimate, decision.hit_tokens
+    return min(1.0, hit / tokens) if hit is not None and tokens else None
 
 
 def block_limit_ratio(decision: Decision) -> float | None:
@@ -102,9 +102,9 @@ def comparison_text(decision: Decision) -> str:
 
 
 def predicted_tokens(decision: Decision) -> int:
-    """The predicted cached tokens, scaled from the router's estimate to the engine's token count if it is known."""
-    hit, estimate, tokens = decision.hit_tokens or 0, decision.prompt_tokens_estimate, decision.prompt_tokens
-    return min(tokens, round(hit * tokens / estimate)) if tokens and estimate else hit
+    """The predicted cached tokens, at most those of the prompt if they are known."""
+    hit, tokens = decision.hit_tokens or 0, decision.prompt_tokens
+    return hit if tokens is None else min(tokens, hit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ of the requests fills the caches and is not counted. With ``--routers`` each req
 ``--events`` the routers follow the replicas' KV events, which the replicas report at ``/kv_event_sources``. Incidents
 can be played while the clients go on: ``--flood COUNT`` sends so many other prompts after half of the requests,
 ``--reset`` clears the prefix cache of the first replica at 65 % (needs ``VLLM_SERVER_DEV_MODE=1``), ``--restart
-COMMAND`` runs a shell command at 80 % that restarts the first replica and waits until it is ready. Fails if a goal is
-missed.
+COMMAND`` runs a shell command at 80 % that restarts the first replica and waits until it is ready. Responses that were
+in progress while the cache was cleared are not counted: what was predicted for them was cached when they were sent.
+Fails if a goal is missed.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -77,10 +80,11 @@ class Figures:
 
     responses: int = 0
     failed: int = 0  # requests without a whole response
+    during_reset: int = 0  # responses that were in progress while the cache was cleared
     prompt: int = 0
-    predicted: float = 0.0
+    predicted: int = 0
     cached: int = 0
-    over: float = 0.0  # predicted and not delivered, request by request
+    over: int = 0  # predicted and not delivered, request by request
     over_responses: int = 0  # of which a block more was predicted than delivered
     ratios: list[float] = field(default_factory=list)  # estimated / reported prompt tokens
 
@@ -89,15 +93,14 @@ class Figures:
         hit, prompt, cached = record["hit_tokens"], record["prompt_tokens"], record["cached_tokens"]
         if hit is None or prompt is None or cached is None:
             return
-        estimate = record["prompt_tokens_estimate"]
-        predicted = min(float(prompt), hit * prompt / estimate)
+        predicted = min(prompt, hit)
         self.responses += 1
         self.prompt += prompt
         self.cached += cached
         self.predicted += predicted
-        self.over += max(0.0, predicted - cached)
+        self.over += max(0, predicted - cached)
         self.over_responses += predicted - cached >= block_tokens
-        self.ratios.append(estimate / prompt)
+        self.ratios.append(record["prompt_tokens_estimate"] / prompt)
 
     @property
     def points(self) -> float:
@@ -121,12 +124,15 @@ def measure(argv: Sequence[str]) -> Figures:
     members = [_replica(f"replica-{number}", url, options.events) for number, url in enumerate(options.replica)]
     with ExitStack() as stack:
         routers = [stack.enter_context(_router(members, options.workers)) for _ in range(options.routers)]
-        records, generated = asyncio.run(_play(routers, options))
+        records, generated, reset = asyncio.run(_play(routers, options))
     if options.out:
         options.out.write_text(json.dumps({"records": records, "generated": generated}))
     figures = Figures(failed=sum(tokens is None for tokens in generated.values()))
     for record in records[int(len(records) * options.skip) :]:
-        figures.add(record, members[0].block_tokens)
+        if reset is not None and reset.overlaps(record):
+            figures.during_reset += 1
+        else:
+            figures.add(record, members[0].block_tokens)
     return figures
 
 
@@ -159,6 +165,8 @@ def _report(figures: Figures, goal_over: float) -> None:
     low, median, high = (ratios[int(share * (len(ratios) - 1))] for share in (0.05, 0.5, 0.95))
     print(f"responses counted               {figures.responses}, {figures.prompt:,} prompt tokens")
     print(f"requests failed                 {figures.failed}")
+    if figures.during_reset:
+        print(f"not counted, during the reset   {figures.during_reset}")
     print(f"predicted cached                {predicted:.1f} % of prompt tokens")
     print(f"delivered cached                {cached:.1f} %")
     print(f"difference                      {figures.points:+.1f} points (goal: at most {GOAL_POINTS:g})")
@@ -232,10 +240,23 @@ class Workload:
         return self._random.randint(*OUTPUT_TOKENS)
 
 
+@dataclass(frozen=True)
+class Span:
+    """Two times, as Unix seconds."""
+
+    start: float
+    end: float
+
+    def overlaps(self, record: dict[str, Any]) -> bool:
+        """Whether a request was in progress at any time between the two."""
+        sent = datetime.fromisoformat(record["at"]).timestamp()
+        return sent <= self.end and sent + (record["latency_s"] or 0.0) >= self.start
+
+
 async def _play(
     routers: Sequence[Ports], options: argparse.Namespace
-) -> tuple[list[dict[str, Any]], dict[str, int | None]]:
-    """(decisions in order, generated tokens by request id)."""
+) -> tuple[list[dict[str, Any]], dict[str, int | None], Span | None]:
+    """(decisions in order, generated tokens by request id, when the cache was cleared)."""
     workload, generated = Workload(options.seed, options.conversations), dict[str, int | None]()
     left, chosen = iter(range(options.requests)), random.Random(options.seed)
     async with httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False) as http:
@@ -252,7 +273,7 @@ async def _play(
         decisions = asyncio.create_task(_collect_decisions(http, admins, options.requests))
         await asyncio.gather(*(client() for _ in range(options.concurrency)))
         async with asyncio.timeout(DEADLINE_S):
-            return await decisions, generated
+            return await decisions, generated, incidents.reset
 
 
 class _Incidents:
@@ -262,6 +283,7 @@ class _Incidents:
         self, http: httpx.AsyncClient, options: argparse.Namespace, data_ports: Sequence[int], model: str
     ) -> None:
         self._http, self._options, self._data_ports, self._model = http, options, data_ports, model
+        self.reset: Span | None = None
 
     async def before(self, number: int) -> None:
         """Cause the incident that is due before this request."""
@@ -285,9 +307,11 @@ class _Incidents:
     async def _reset(self) -> None:
         """Engines with running requests refuse, unless they may preempt them."""
         url = f"{self._options.replica[0]}/reset_prefix_cache?reset_running_requests=true"
+        started = time.time()
         async with asyncio.timeout(DEADLINE_S):
             while not (await self._http.post(url)).raise_for_status().json()["success"]:
                 await asyncio.sleep(0.01)
+        self.reset = Span(started, time.time())
 
 
 async def _turn(http: httpx.AsyncClient, port: int, workload: Workload, model: str, name: str) -> int | None:

@@ -101,8 +101,12 @@ class FixedKeys:
         self.tier1 = None if tier1 is None else PrefixHash(tier1)
         self.tier2 = None if tier2 is None else PrefixHash(tier2)
         self.chain = chain
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens = self.estimate = prompt_tokens
         self.block_tokens = block_tokens
+
+    def add_surplus(self, tokens: int) -> None:
+        """Correct the length by what the residency knows."""
+        self.prompt_tokens = self.estimate + tokens
 
 
 def draining(count: int) -> tuple[ReplicaConfig, ...]:

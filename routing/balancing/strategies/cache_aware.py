@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from routing.balancing.candidates import Candidate, Candidates, Choice, work_of
 from routing.balancing.hash_ring import HashRing, LoadBound
 from routing.balancing.residency import Match, Residency
-from routing.balancing.strategies.cached_prefix import CostRule, preferred_key
+from routing.balancing.strategies.cached_prefix import CostRule, match_prompt, preferred_key
 from routing.balancing.strategies.holders import least_loaded_holders
 from routing.balancing.strategies.strategy import Estimate, Keys, Strategy
 from routing.schema import CacheAwareSettings, LowestCostSettings
@@ -32,7 +32,7 @@ class CacheAware(Strategy):
     def choose(self, keys: Keys, candidates: Candidates) -> Choice:
         """The preferred replica that accepts, else the least loaded."""
         chain = keys.chain
-        match = self._residency.match(chain, keys.block_tokens)
+        match = match_prompt(self._residency, keys)
         key = preferred_key(chain, match, None if chain else keys.tier1)
         bound = LoadBound(candidates, self._settings.load_factor, self._settings.min_bound)
         skipped: list[TargetId] = []
@@ -47,7 +47,7 @@ class CacheAware(Strategy):
 
     def estimate(self, keys: Keys, candidates: Candidates, targets: Sequence[TargetId]) -> list[Estimate]:
         """Predicted cached tokens of some candidates."""
-        match = self._residency.match(keys.chain, keys.block_tokens)
+        match = match_prompt(self._residency, keys)
         return [Estimate(match.tokens(candidates.by_name[name].bit, keys.prompt_tokens)) for name in targets]
 
     def _preferred(
@@ -55,8 +55,8 @@ class CacheAware(Strategy):
     ) -> Iterator[tuple[Candidate, int]]:
         """The least loaded replica with each sufficient prefix, the longest first, and its cached tokens."""
         unseen = candidates.mask
-        for blocks, holders in reversed(match.levels):
-            hit_tokens = min(blocks * match.block_tokens, prompt_tokens)
+        for _blocks, holders, tokens in reversed(match.levels):
+            hit_tokens = min(tokens, prompt_tokens)
             if hit_tokens < self._settings.min_hit_ratio * prompt_tokens:
                 return
             members = least_loaded_holders(holders & unseen, key, candidates)

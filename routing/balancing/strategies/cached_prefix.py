@@ -52,7 +52,7 @@ from routing.balancing.candidates import EXCESS_TOKENS, Candidate, Candidates, C
 from routing.balancing.hash_ring import HashRing
 from routing.balancing.load_tracker import Load
 from routing.balancing.replicas import GroupReplicas
-from routing.balancing.residency import Match, ShareByTokens, UnrecordedHits
+from routing.balancing.residency import Match, Residency, ShareByTokens, UnrecordedHits
 from routing.balancing.strategies.holders import MAX_COMPARED, MAX_HOLDERS, bits_of, shortlist
 from routing.balancing.strategies.strategy import Estimate, Keys, Strategy
 from routing.schema import CostSettings
@@ -245,16 +245,16 @@ class CostRule:
     def _costs(self, members: Sequence[Candidate], query: CostQuery) -> list[float]:
         """The cost at each member."""
         match, prompt_tokens, by_rate = query.match, query.prompt_tokens, self.by_rate
-        levels, block_tokens = match.levels[::-1], match.block_tokens
+        levels = match.levels[::-1]
         common_bit, counted_ratio = query.common_bit, query.counted_ratio
         price, now_s = self._price(members, query), query.candidates.now_s()
         costs: list[float] = []
         for _target, load, weight, bit, share in members:
             uncached, prefill = prompt_tokens, load.prefill
             rate = prefill.measured or prefill.tokens_per_s
-            for blocks, holders in levels:
+            for _blocks, holders, tokens in levels:
                 if holders & bit:
-                    uncached -= blocks * block_tokens
+                    uncached -= tokens
                     break
             if bit == common_bit:
                 uncached -= int(counted_ratio * uncached)
@@ -301,8 +301,8 @@ class CostRule:
 
     def _least_without_prefix(self, match: Match, prompt_tokens: int, candidates: Candidates) -> float:
         """The least possible cost of a candidate without the longest cached prefix: idle, and at the base price."""
-        next_blocks = match.levels[-2][0] if len(match.levels) > 1 else 0
-        return self.base_price * (prompt_tokens - next_blocks * match.block_tokens) / candidates.greatest_weight
+        next_tokens = match.levels[-2][2] if len(match.levels) > 1 else 0
+        return self.base_price * (prompt_tokens - next_tokens) / candidates.greatest_weight
 
     def _compare_holders(self, query: CostQuery) -> tuple[list[Candidate], list[float]]:
         """The few holders of the longest cached prefix, with costs at the base price; empty if others may cost less.
@@ -319,7 +319,7 @@ class CostRule:
             return [], []
         by_bit, now_s, weight = candidates.by_bit, candidates.now_s(), candidates.greatest_weight
         members = [by_bit[bit] for bit in bits_of(holders)]
-        uncached = max(0, prompt_tokens - match.blocks * match.block_tokens)  # the same for all of them
+        uncached = max(0, prompt_tokens - match.levels[-1][2])  # the same for all of them
         costs = [(queued_work(member.load, now_s) + self.base_price * uncached) / weight for member in members]
         least_cost = min(costs)
         limit = self._tie_limit(least_cost, members[costs.index(least_cost)], uncached)
@@ -351,12 +351,20 @@ def queued_work(load: Load, now_s: float) -> float:
 
 def _reason(match: Match, bit: int, hit_tokens: int, mask: int) -> Reason:
     """ELSEWHERE if another candidate has more of the prompt cached, so that load decided; else HIT or COLD."""
-    for _blocks, holders in reversed(match.levels):
+    for _blocks, holders, _tokens in reversed(match.levels):
         if holders & bit:
             break
         if holders & mask:
             return Reason.ELSEWHERE
     return Reason.HIT if hit_tokens else Reason.COLD
+
+
+def match_prompt(residency: Residency, keys: Keys) -> Match:
+    """How much of a prompt each replica has cached; makes the estimate of its length as good as what is known of it."""
+    match = residency.match(keys.chain, keys.block_tokens)
+    if match.surplus_tokens:
+        keys.add_surplus(match.surplus_tokens)
+    return match
 
 
 def preferred_key(chain: Sequence[int], match: Match, tier1: PrefixHash | None) -> int:
@@ -388,8 +396,7 @@ class LowestCost(Strategy):
 
     def choose(self, keys: Keys, candidates: Candidates) -> Choice:
         """The candidate with the lowest cost."""
-        chain = keys.chain
-        match = self._residency.match(chain, keys.block_tokens)
+        match = match_prompt(self._residency, keys)
         sole = self._rule.sole_holder(match, keys.prompt_tokens, candidates)
         if sole is not None:
             return sole
@@ -398,7 +405,7 @@ class LowestCost(Strategy):
 
     def estimate(self, keys: Keys, candidates: Candidates, targets: Sequence[TargetId]) -> list[Estimate]:
         """Predicted cached tokens and cost of some candidates."""
-        match = self._residency.match(keys.chain, keys.block_tokens)
+        match = match_prompt(self._residency, keys)
         key, _ = _preference(keys, match)
         members = [candidates.by_name[name] for name in targets]
         return self._rule.estimates(members, match, key, keys.prompt_tokens, candidates)

@@ -16,7 +16,7 @@ def shortlist(match: Match, key: int, candidates: Candidates, allowed: int = ALL
     """The least loaded candidate, and holders of the two longest cached prefixes; may repeat. ``allowed``: a mask."""
     chosen = [candidates.by_name[candidates.order.least_loaded()]]
     unseen = candidates.mask & allowed
-    for _blocks, holders in match.levels[:-3:-1]:
+    for _blocks, holders, _tokens in match.levels[:-3:-1]:
         if new := holders & unseen:
             chosen += least_loaded_holders(new, key, candidates)
             unseen ^= new

@@ -53,8 +53,17 @@ class Keys(Protocol):
         ...
 
     @property
+    def estimate(self) -> int:
+        """``prompt_tokens`` by ``block_tokens`` alone, without ``add_surplus``."""
+        ...
+
+    @property
     def block_tokens(self) -> int:
-        """Estimated tokens of a block of the chain."""
+        """Estimated tokens of a block of the chain, if nothing else is known of it."""
+        ...
+
+    def add_surplus(self, tokens: int) -> None:
+        """Correct ``prompt_tokens`` by what is known of the prompt's blocks, relative to ``estimate``."""
         ...
 
 

@@ -102,7 +102,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         assert len({entry.bit for entry in entries if entry}) == len(self.held)
         for entry in entries:
             assert entry is not None
-            assert entry.blocks == sum(run.length for run in entry.runs)
+            assert entry.tokens == sum(run.tokens for run in entry.runs)
             assert all(run.mask & entry.bit for run in entry.runs)
 
 
@@ -182,7 +182,7 @@ class CrowdedMachine(RuleBasedStateMachine):
         assert len(self.residency) == sum(len(entry.runs) for entry in entries) <= MOST_ENTRIES + len(REPLICAS)
         assert self.residency.runs == len({id(run) for entry in entries for run in entry.runs})
         for entry in entries:
-            assert entry.blocks == sum(run.length for run in entry.runs)
+            assert entry.tokens == sum(run.tokens for run in entry.runs)
             assert all(run.mask & entry.bit for run in entry.runs)
 
     @invariant()

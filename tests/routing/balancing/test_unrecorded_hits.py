@@ -25,7 +25,10 @@ class Keys:
 
     def __init__(self, *chain: int) -> None:
         self.chain = [PrefixHash(hash_) for hash_ in chain]
-        self.prompt_tokens = BLOCK_TOKENS * len(chain)
+        self.prompt_tokens = self.estimate = BLOCK_TOKENS * len(chain)
+
+    def add_surplus(self, tokens: int) -> None:
+        self.prompt_tokens = self.estimate + tokens
 
 
 def prompt(number: int, blocks: int = 20) -> Keys:

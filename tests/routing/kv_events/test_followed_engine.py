@@ -231,9 +231,9 @@ def test_only_what_follows_an_evicted_block_is_forgotten_of_a_long_prompt() -> N
     residency.truncate(B, chain, 0)
     residency.truncate(B, [1, 2, 3], 2)
     match = residency.match(chain)
-    assert [blocks for blocks, _ in match.levels] == [70]
+    assert [level[0] for level in match.levels] == [70]
     residency.truncate(A, chain, 70)
-    assert (residency.replica(A).blocks, residency.replica(B).blocks) == (70, 0)  # type: ignore[union-attr]
+    assert (residency.replica(A).tokens, residency.replica(B).tokens) == (70 * BLOCK, 0)  # type: ignore[union-attr]
     assert len(residency) == residency.runs
 
 

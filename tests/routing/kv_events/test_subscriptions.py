@@ -54,13 +54,13 @@ class Router:
         return rows[0]
 
     def believe(self) -> None:
-        """Record a prompt that the router has sent."""
+        """Record a prompt of three blocks that the router has sent."""
         self.residency.insert(TARGET, [1, 2, 3], asyncio.get_running_loop().time())
 
     @property
     def believed(self) -> int:
         entry = self.residency.replica(TARGET)
-        return entry.blocks if entry is not None else 0
+        return entry.tokens // self.residency.block_tokens if entry is not None else 0
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:

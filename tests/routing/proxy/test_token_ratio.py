@@ -90,14 +90,14 @@ async def test_learned_ratios_survive_a_configuration_with_the_same_model(replic
     assert after_removal["hash_tokens"] == 64
 
 
-async def test_cache_capacity_in_blocks_follows_the_ratio(replica: FakeReplica) -> None:
+async def test_cached_tokens_are_those_that_responses_report(replica: FakeReplica) -> None:
     replica.script = tokenizing()
     async with routed(config([replica], settings=LowestCostSettings(), models=("tiny",))) as harness:
         await send_requests(harness, 40)
-        blocks = harness.router.balancer.residency.replica(TargetId(replica.name))
+        cached = harness.router.balancer.residency.replica(TargetId(replica.name))
 
-    assert blocks is not None
-    assert blocks.capacity == pytest.approx(blocks.capacity_tokens / (256 * TOKENS_PER_BYTE), rel=0.05)
+    assert cached is not None
+    assert cached.tokens == pytest.approx(40 * TOKENS_PER_BYTE * TEXT_BYTES, rel=0.01)
 
 
 @pytest.mark.parametrize(
