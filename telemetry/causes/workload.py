@@ -9,13 +9,13 @@ traffic, the prompt changed; new ones in addition to the old are another workloa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from telemetry.causes.evidence import CauseKind, Evidence, Finding, Period, Sums, percent, total
 from telemetry.causes.policies import has_new_revision, lost_at_other_replicas, lost_by_overflow
 from telemetry.causes.replicas import added_replicas, lost_replicas, restarted_replicas
-from telemetry.lint.differences import Difference, compare, differences
+from telemetry.lint.differences import Difference, Kind, compare
 from telemetry.lint.findings import describe
 from telemetry.lint.structure import PromptStructure
 
@@ -24,6 +24,7 @@ BY_KEYS = 0.8
 NEW_PREFIX_GROWTH = 0.2  # of a group's prefixes: growth of the share that is new
 MIN_PROMPTS = 4  # described prompts that a period needs for a comparison
 COMPARED = 40  # prompts of each period that are compared
+MIN_KNOWN = 0.25  # differences of a known kind, relative to those of none
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +87,23 @@ def _described_change(evidence: Evidence, group: str) -> Change | None:
     share = len(new) / len(now)
     if share - _baseline_new_share(before) < NEW_PREFIX_GROWTH:
         return None
-    newest = new[-COMPARED:]
     keeps_changing = len({structure.signature for structure in new}) > max(2, 0.3 * len(new))
-    if keeps_changing:
-        changes = differences(newest)
-    else:
-        changes = [compare(structure, max(before[-COMPARED:], key=structure.shared_bytes)) for structure in newest]
-    common = _most_common(difference for difference in changes if difference is not None)
+    common = _most_common(_differences(new[-COMPARED:], before[-COMPARED:], among_new=keeps_changing))
     return Change(group, _lost(evidence, group), share, True, common, keeps_changing)
+
+
+def _differences(
+    new: Sequence[PromptStructure], before: Sequence[PromptStructure], *, among_new: bool
+) -> Iterator[Difference]:
+    """The difference of each new prompt from the most similar one: of before, or of earlier new ones.
+
+    Of equally similar ones the latest new one counts, which shows what changes in each request. Few new prompts may all
+    belong to different agents, and then only those of before have the same tools.
+    """
+    for index, prompt in enumerate(new):
+        others = [*reversed(new[:index] if among_new else ()), *reversed(before)]
+        if (difference := compare(prompt, max(others, key=prompt.shared_bytes))) is not None:
+            yield difference
 
 
 def _structures(period: Period, group: str) -> list[PromptStructure]:
@@ -111,12 +121,19 @@ def _baseline_new_share(structures: Sequence[PromptStructure]) -> float:
 
 
 def _most_common(differences: Iterable[Difference]) -> Difference | None:
-    """The earliest in the prompt of the most common kind and segment."""
+    """The earliest in the prompt of the most common kind and segment; a known kind if a part of that segment's is.
+
+    Changing text without a known kind is often the same change, compared with a prompt from before it.
+    """
     by_kind = [((difference.kind, difference.segment), difference) for difference in differences]
     if not by_kind:
         return None
-    common, _ = Counter(key for key, _ in by_kind).most_common(1)[0]
-    return min((difference for key, difference in by_kind if key == common), key=lambda difference: difference.at)
+    counts = Counter(key for key, _ in by_kind)
+    (kind, segment), count = counts.most_common(1)[0]
+    if kind is Kind.OTHER:
+        known = [key for key in counts if key[1] == segment and key[0] is not kind and counts[key] >= MIN_KNOWN * count]
+        kind = max(known, key=counts.__getitem__, default=(kind, segment))[0]
+    return min((found for key, found in by_kind if key == (kind, segment)), key=lambda difference: difference.at)
 
 
 def _key_change(evidence: Evidence, group: str) -> Change | None:

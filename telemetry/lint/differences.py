@@ -182,11 +182,6 @@ def _overlap_bytes(
     return sum(message.length for message in messages[:same])
 
 
-def differences(prompts: Sequence[PromptStructure]) -> list[Difference | None]:
-    """The difference of each prompt from the most similar earlier one; ``prompts`` in order of time."""
-    return [compare(prompts[index], prompts[earlier]) for index, earlier in most_similar(prompts)]
-
-
 def most_similar(prompts: Sequence[PromptStructure]) -> Iterator[tuple[int, int]]:
     """(index of each prompt, index of the most similar earlier one); ``prompts`` in order of time."""
     newest_with: dict[str, int] = {}  # index by hash of a long message

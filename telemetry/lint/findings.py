@@ -102,8 +102,9 @@ def place(kind: Kind, segment: str, at_tokens: int) -> str:
 
 def describe(difference: Difference) -> str:
     """A difference as the predicate of a sentence about prompts."""
-    where = place(difference.kind, difference.segment, difference.at_tokens)
-    return f"have {KIND_TEXTS[difference.kind]} {where}"
+    if difference.kind is Kind.TOOLS:
+        return f"have {KIND_TEXTS[difference.kind]}"
+    return f"have {KIND_TEXTS[difference.kind]} {place(difference.kind, difference.segment, difference.at_tokens)}"
 
 
 def lint(prompts: Sequence[PromptStructure], requests_per_s: float | None) -> list[Finding]:
