@@ -159,7 +159,8 @@ def duration(seconds: float | None) -> str:
     if seconds is None:
         return "unknown"
     if seconds < 120:
-        return f"{seconds:g} s" if seconds >= 1 or not seconds else f"{seconds * 1000:.0f} ms"
+        rounded = round(seconds, 1 if seconds >= 10 else 2)
+        return f"{rounded:g} s" if rounded >= 1 or not seconds else f"{seconds * 1000:.0f} ms"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 

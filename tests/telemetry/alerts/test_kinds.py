@@ -267,9 +267,11 @@ def test_evaluator_lag_reports_missing_scrapes_and_late_evaluations():
     failing = past(15, count=1, engines={"r1": [FAILED]})
     assert only(evaluated("evaluator_lag", failing)).result is OK  # somebody tries
 
-    late_rules = ControlPlaneState(since_evaluation_s=40.0)
+    late_rules = ControlPlaneState(since_evaluation_s=40.04321)
     verdict = only(evaluated("evaluator_lag", past(15, engines={"r1": [step()]}, control=late_rules)))
-    assert (verdict.result, verdict.value, verdict.figures["what"]) == (BREACH, 40.0, "evaluated")
+    assert (verdict.result, verdict.value, verdict.figures["what"]) == (BREACH, 40.04321, "evaluated")
+    kind = KINDS["evaluator_lag"]
+    assert "not evaluated for 40 s:" in kind.summarize(Scope("chat"), kind.read({}), verdict)
 
     assert only(evaluated("evaluator_lag", past(15, count=3, engines={}))).result is NO_DATA  # it never began
 
