@@ -23,9 +23,11 @@ from typing import Any
 import re2
 
 from controlplane.errors import Fault, InvalidError
+from telemetry.models import RuleKind, Severity
 
 LABELS = ("pool", "group", "replica", "rule", "kind", "severity")
 OPS = ("=", "!=", "=~", "!~")
+KNOWN_VALUES = {"kind": RuleKind.values, "severity": Severity.values}  # all that these labels can have
 MAX_MATCHERS = 20  # in one list
 MAX_VALUES = 20  # of one matcher
 MAX_CHARS = 500  # of a matcher
@@ -131,6 +133,10 @@ def _validate(matcher: Matcher) -> Matcher:
             _compile(matcher.values[0].text)
         except re2.error:
             raise ValueError("expected a regular expression (RE2)") from None
+    elif (known := KNOWN_VALUES.get(matcher.label)) is not None:
+        for value in matcher.values:
+            if not any(value.matches(name) for name in known):
+                raise ValueError(f"no alert has the {matcher.label} {value}: expected one of {', '.join(known)}")
     return matcher
 
 

@@ -192,7 +192,8 @@ def _named_subject(request: HttpRequest, pools: list[Pool]) -> tuple[Subject, st
         row = viewable(request, Replica.objects.select_related("pool")).filter(name=replica).first()
         return (Subject.of_replica(row), "") if row else (fleet, _not_found("replica", replica))
     if not name:
-        return fleet, ""
+        error = "A task group belongs to a pool: choose its pool too. Showing the whole fleet." if group else ""
+        return fleet, error
     pool = next((pool for pool in pools if pool.name == name), None)
     if pool is None:
         return fleet, _not_found("pool", name)
