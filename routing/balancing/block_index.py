@@ -567,7 +567,7 @@ class ReplicaBlockTables:
     """The cached blocks of all replicas, by replica and by bit."""
 
     def __init__(self, index: BlockIndex) -> None:
-        self._index = index
+        self.index = index
         self.by_target: dict[TargetId, ReplicaBlocks] = {}  # read-only for others
         self._by_number: list[ReplicaBlocks | None] = []
         self._free_numbers: list[int] = []  # numbers of removed replicas
@@ -612,7 +612,7 @@ class ReplicaBlockTables:
                 self._free_numbers.append(len(self._by_number))
                 self._by_number.append(None)
             number = self._free_numbers.pop()
-            replica = ReplicaBlocks(target, 1 << number, self._index)
+            replica = ReplicaBlocks(target, 1 << number, self.index)
             self.by_target[target] = self._by_number[number] = replica
         self.capacity += tokens - replica.capacity_tokens
         replica.capacity_tokens = tokens

@@ -159,7 +159,6 @@ class RequestResidency:
         "_evicted_tokens",
         "_hit_blocks",
         "_hit_tokens",
-        "_index",
         "_known_blocks",
         "_known_tokens",
         "_prefix_used_s",
@@ -177,7 +176,7 @@ class RequestResidency:
     def __init__(
         self,
         replica: ReplicaBlocks,
-        index_and_tables: tuple[BlockIndex, ReplicaBlockTables],
+        tables: ReplicaBlockTables,
         chain: Chain,
         hits: tuple[int, int],
         known: tuple[int, int],
@@ -193,7 +192,7 @@ class RequestResidency:
         evicted_tokens: int | None,
     ) -> None:
         self._replica = replica
-        self._index, self._tables = index_and_tables
+        self._tables = tables
         self._chain = chain
         self._hit_blocks, self._hit_tokens = hits  # all further blocks are new at the replica
         self._known_blocks, self._known_tokens = known  # first blocks whose tokens an engine has reported
@@ -238,7 +237,7 @@ class RequestResidency:
 
     def _learn_tokens(self, prompt_tokens: int) -> int:
         """Learn the tokens of blocks whose tokens were not known; the tokens after the prompt's last whole block."""
-        chain, index, block_tokens = self._chain, self._index, self._block_tokens
+        chain, index, block_tokens = self._chain, self._tables.index, self._block_tokens
         at, tokens = self._known_blocks, self._known_tokens
         run = index.whole_run(chain, at)
         while run is not None and run.is_learned:  # another response has reported them meanwhile
@@ -560,13 +559,10 @@ class Residency:
         if replica.capacity_ratio > 1.0:
             self._replicas.has_tiers = True
         evicted_tokens = replica.take_evicted(chain, hit_blocks) if new_runs else None
-        tail = previous_tail = None
         known = _learned_part(path)
+        tail = previous_tail = None
         if path and replica.uses_tails:
-            if 0 < hit_blocks < len(chain):
-                previous_tail = self._index.run_starting_with(tail_key(chain, hit_blocks))
-                if previous_tail is not None and not previous_tail.mask & bit:
-                    previous_tail = None
+            previous_tail = self._cached_tail(replica, chain, hit_blocks) if hit_blocks < len(chain) else None
             tail = self._add_tail(replica, tail_key(chain, len(chain)), path[-1])
             path.append(tail)
         use = replica.add_use(path, now_s)
@@ -576,7 +572,7 @@ class Residency:
             self.clear(target)
         return RequestResidency(
             replica,
-            (self._index, self._replicas),
+            self._replicas,
             chain,
             (hit_blocks, hit_tokens),
             known,
@@ -631,8 +627,8 @@ class Residency:
                 run.mask |= bit
                 replica.tokens += run.tokens
                 self._index.entries += 1
-        tail = self._index.run_starting_with(tail_key(chain, len(chain)))
-        if tail is not None and tail.mask & bit:
+        tail = self._cached_tail(replica, chain, len(chain))
+        if tail is not None:
             path.append(tail)
         replica.add_use(path, now_s)
         self._evict(replica, now_s)
@@ -675,6 +671,11 @@ class Residency:
     def clear(self, target: TargetId) -> None:
         """Record that a replica's cache is empty."""
         self.evict_before(target, inf)
+
+    def _cached_tail(self, replica: ReplicaBlocks, chain: Chain, blocks: int) -> BlockRun | None:
+        """The tail after the first ``blocks`` of a chain, if the replica has it."""
+        tail = self._index.run_starting_with(tail_key(chain, blocks)) if blocks else None
+        return tail if tail is not None and tail.mask & replica.bit else None
 
     def _add_tail(self, replica: ReplicaBlocks, key: int, before: BlockRun) -> BlockRun:
         """Add the tail with this key, after the last run of its prompt, to a replica."""
