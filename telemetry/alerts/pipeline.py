@@ -187,7 +187,7 @@ def _update_alerts(evaluation: Evaluation, verdicts: Verdicts, now: datetime) ->
 
 
 def _has_worsened(alert: Alert, verdict: Verdict) -> bool:
-    """Whether there was a second fall after the alert fired: it may have other causes, and nobody was notified."""
+    """Whether the rate fell a second time after the alert fired. The second fall may have other causes."""
     fired_about = alert.detail.get("onset")
     return alert.state == AlertState.FIRING and bool(
         verdict.figures.get("worsened") and fired_about and verdict.figures["onset"] > fired_about
