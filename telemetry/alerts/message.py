@@ -105,7 +105,7 @@ def overview_path(alert: Alert, now: datetime) -> str:
     return f"/?{urlencode(query)}"
 
 
-def alert_payload(alert: Alert, kind: str, now: datetime) -> dict[str, Any]:
+def alert_payload(alert: Alert, kind: str, now: datetime, replaced_cause: str | None = None) -> dict[str, Any]:
     """The notification, in the form that Standard Webhooks suggests: type, timestamp, data."""
     path = overview_path(alert, now)
     return {
@@ -132,6 +132,7 @@ def alert_payload(alert: Alert, kind: str, now: datetime) -> dict[str, Any]:
             "resolved_at": _iso(alert.resolved_at),
             "acknowledged_by": alert.acknowledged_by or None,
             "causes": alert.causes,
+            "replaced_cause": replaced_cause,
             "detail": alert.detail,
             "links": {
                 "alert": reverse("telemetry:alert", args=[alert.pk]),

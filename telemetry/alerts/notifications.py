@@ -1,11 +1,12 @@
 """Decides which notifications to send: one per state change, grouped by pool, repeated until acknowledged.
 
 Theory of operation. No state is kept between runs: each run looks at the alerts as they are and sends what is due. A
-firing alert is due once it fired ``ALERT_GROUP_WAIT_S`` ago and is not suppressed; all other alerts of its pool without
-a notification go into the same message. It is due again every ``repeat_s`` of its rule until it resolves, unless it is
-suppressed or acknowledged. Every channel that was notified of an alert is notified of its resolution, suppressed or
-not. A notification is claimed by a conditional update of the alert in the transaction that writes the messages: of
-several evaluators one sends it, and an evaluator that dies in between sends nothing or everything.
+firing alert is due once it fired ``ALERT_GROUP_WAIT_S`` ago and is not suppressed; all other alerts of its pool
+without a notification go into the same message. It is due again every ``repeat_s`` of its rule until it resolves,
+unless it is suppressed or acknowledged, and earlier if its most likely cause is one that no message named. Every
+channel that was notified of an alert is notified of its resolution, suppressed or not. A notification is claimed by a
+conditional update of the alert in the transaction that writes the messages: of several evaluators one sends it, and an
+evaluator that dies in between sends nothing or everything.
 
 Three things suppress notifications, in this order: a silence, another alert that explains this one (``INHIBITED_BY``),
 and replicas that restarted or were down, if these alone explain a drop. A suppressed alert fires, is shown and
@@ -32,7 +33,9 @@ from telemetry.alerts.kinds.base import RESTARTED
 from telemetry.alerts.message import alert_payload
 from telemetry.alerts.pipeline import record_transition
 from telemetry.alerts.verdict import ENDED, Result, Verdict
+from telemetry.causes.evidence import cause_key
 from telemetry.channels.enqueue import enqueue
+from telemetry.channels.message_text import MAX_CAUSES
 from telemetry.matchers import Matcher, match_all, parse_stored
 from telemetry.models import (
     Alert,
@@ -59,6 +62,8 @@ INHIBITED_BY: dict[str, frozenset[str]] = {
     RuleKind.CACHE_STORE_DOWN: frozenset({RuleKind.CACHE_SHARE_DROP}),
     RuleKind.REPLICA_DOWN: frozenset({*_DROPS, RuleKind.PREDICTION_GAP, RuleKind.LOAD_SKEW, RuleKind.REPLICA_EJECTED}),
 }
+MIN_NEW_CAUSE = 0.5  # confidence of a cause that is notified although it was found after the last message
+NEW_CAUSE_FOR = timedelta(minutes=15)  # after an alert fired; later a new cause waits for the next message
 MAX_EXPLAINED = timedelta(minutes=10)  # after a replica went down, this may explain alerts of its pool
 _TRANSITIONS = {
     NotificationKind.FIRING: AlertTransition.NOTIFIED,
@@ -138,7 +143,7 @@ def notify_due(now: datetime, verdicts: Mapping[int, Verdict] | None = None) -> 
         new = [alert for alert in not_suppressed if alert.notified_at is None]
         due_pools = {alert.pool_id for alert in new if _has_waited(alert, now)}
         due = [alert for alert in new if alert.pool_id in due_pools]
-        repeated = [alert for alert in not_suppressed if _is_repeat_due(alert, now)]
+        repeated = [alert for alert in not_suppressed if _is_repeat_due(alert, now) or _has_new_cause(alert, now)]
         return (
             _notify(due, NotificationKind.FIRING, _claim_notification(now), now, item)
             + _notify(repeated, NotificationKind.REPEATED, _claim_notification(now), now, item)
@@ -200,6 +205,28 @@ def _is_repeat_due(alert: Alert, now: datetime) -> bool:
     return now >= alert.notified_at + timedelta(seconds=repeat_s)
 
 
+def _has_new_cause(alert: Alert, now: datetime) -> bool:
+    """Whether the most likely cause is one that the messages so far did not name."""
+    if alert.acknowledged_at is not None or alert.notified_causes is None or not alert.causes:
+        return False
+    if alert.fired_at is None or now > alert.fired_at + NEW_CAUSE_FOR:
+        return False
+    first = alert.causes[0]
+    return first["confidence"] >= MIN_NEW_CAUSE and cause_key(first) not in _notified_keys(alert)
+
+
+def _notified_keys(alert: Alert) -> set[str]:
+    return {cause["key"] for cause in alert.notified_causes or ()}
+
+
+def _store_notified_causes(alert: Alert) -> None:
+    """Note the causes of a message, the newest first, after those of the messages before."""
+    causes = [{"key": cause_key(cause), "summary": cause["summary"]} for cause in alert.causes[:MAX_CAUSES]]
+    keys = {cause["key"] for cause in causes}
+    alert.notified_causes = [*causes, *(cause for cause in alert.notified_causes or () if cause["key"] not in keys)]
+    Alert.objects.filter(pk=alert.pk).update(notified_causes=alert.notified_causes)
+
+
 def _notify(alerts: Iterable[Alert], kind: NotificationKind, claim: Claim, now: datetime, item: Items | None) -> int:
     """Write a message for each pool with the alerts that this run claims; the number of these alerts."""
     by_pool: dict[int, list[Alert]] = defaultdict(list)
@@ -217,14 +244,31 @@ def _notify_group(alerts: list[Alert], kind: NotificationKind, claim: Claim, now
     claimed = [alert for alert in alerts if claim(alert)]
     if not claimed:
         return 0
-    other_count = len(claimed) - 1
     for alert in claimed:
-        plural = "s" if other_count > 1 else ""
-        text = f"in one message with {other_count} other alert{plural} of its pool" if other_count else ""
-        record_transition(alert, _TRANSITIONS[kind], now, text=text)
+        record_transition(alert, _TRANSITIONS[kind], now, text=_note(alert, kind, len(claimed) - 1, now))
+    payloads = {alert.pk: alert_payload(alert, kind, now, _replaced_cause(alert, kind, now)) for alert in claimed}
     counts = {alert.pk: alert.notification_count for alert in claimed} if kind is NotificationKind.REPEATED else {}
-    enqueue({alert.pk: alert_payload(alert, kind, now) for alert in claimed}, kind, now, sequences=counts)
+    enqueue(payloads, kind, now, sequences=counts)
+    if kind is not NotificationKind.RESOLVED:
+        for alert in claimed:
+            _store_notified_causes(alert)
     return len(claimed)
+
+
+def _note(alert: Alert, kind: NotificationKind, other_count: int, now: datetime) -> str:
+    """The note of a message in the timeline of one of its alerts."""
+    if kind is NotificationKind.REPEATED and _has_new_cause(alert, now):
+        return f"the likely cause is now: {alert.causes[0]['summary']}"
+    plural = "s" if other_count > 1 else ""
+    return f"in one message with {other_count} other alert{plural} of its pool" if other_count else ""
+
+
+def _replaced_cause(alert: Alert, kind: NotificationKind, now: datetime) -> str | None:
+    """The most likely cause of the message before, if this one has a new one instead."""
+    if kind is not NotificationKind.REPEATED or not alert.notified_causes or not _has_new_cause(alert, now):
+        return None
+    summary: str = alert.notified_causes[0]["summary"]
+    return summary
 
 
 def _claim_notification(now: datetime) -> Claim:

@@ -40,6 +40,7 @@ from telemetry.models.alert import OPEN_STATES
 
 MAX_SUBJECTS = 100  # open alerts of one rule; the kind no_data reports a fleet that is down as a whole
 MIX_EVENT_EVERY = timedelta(minutes=30)  # at most one event of a pool, for all its rules
+SECOND_DROP = "the hit rate recovered and fell again: a new alert has the second drop"
 JUST_BEFORE = timedelta(microseconds=1)  # a reading that is due at a time is not in a window that ends before it
 
 
@@ -176,8 +177,10 @@ def _update_alerts(evaluation: Evaluation, verdicts: Verdicts, now: datetime) ->
             continue
         state = alert and OpenAlert(alert.state == AlertState.FIRING, alert.started_at, alert.last_breach_at)
         action = next_action(evaluation.settings.timing, verdict.result, state or None, now)
-        if action is Action.EXTEND and alert is not None and _has_worsened(alert, verdict):
-            resolve(alert, now, reason="the hit rate fell further: a new alert has both falls")
+        if action is Action.EXTEND and alert is not None and _is_second_fall(alert, verdict):
+            further = verdict.figures["worsened"]
+            reason = "the hit rate fell further: a new alert has both falls" if further else SECOND_DROP
+            resolve(alert, now, reason=reason)
             alert, action = None, Action.OPEN_FIRING
         updated = alert if action is Action.NONE else apply(action, evaluation, subject, verdict, alert=alert, now=now)
         if updated is not None:
@@ -186,12 +189,27 @@ def _update_alerts(evaluation: Evaluation, verdicts: Verdicts, now: datetime) ->
     return open_verdicts
 
 
-def _has_worsened(alert: Alert, verdict: Verdict) -> bool:
-    """Whether the rate fell a second time after the alert fired. The second fall may have other causes."""
-    fired_about = alert.detail.get("onset")
-    return alert.state == AlertState.FIRING and bool(
-        verdict.figures.get("worsened") and fired_about and verdict.figures["onset"] > fired_about
-    )
+def _is_second_fall(alert: Alert, verdict: Verdict) -> bool:
+    """Whether the rate fell a second time after the alert fired. The second fall may have other causes.
+
+    It fell further, or it fell again within ``keep_firing_s`` of a recovery. A rate that goes up and down for longer
+    stays one alert, the second one.
+    """
+    fired_about, onset = alert.detail.get("onset"), verdict.figures.get("onset")
+    comparable_since = verdict.figures.get("comparable_since")
+    if alert.state != AlertState.FIRING or not (fired_about and onset and comparable_since) or onset <= fired_about:
+        return False
+    if verdict.figures["worsened"]:
+        return True
+    is_new_drop = comparable_since > fired_about
+    return bool(is_new_drop and not _follows_second_drop(alert))
+
+
+def _follows_second_drop(alert: Alert) -> bool:
+    """Whether an alert of the rule was resolved by a second drop when this one opened. One query."""
+    before = Alert.objects.filter(rule=alert.rule_id, pool=alert.pool_id, subject=alert.subject)
+    resolved = before.filter(resolved_at=alert.started_at, history__note__endswith=SECOND_DROP)
+    return resolved.exists()
 
 
 @transaction.atomic

@@ -72,6 +72,13 @@ class Cause:
         return asdict(self)
 
 
+def cause_key(cause: Mapping[str, Any]) -> str:
+    """What a cause, as JSON, is about. It stays the same while its figures change."""
+    evidence = cause.get("evidence") or {}
+    about = (evidence.get(name) for name in ("policy", "revision", "kind", "segment"))
+    return " ".join(str(part) for part in (cause["kind"], *about) if part is not None)
+
+
 def percent(ratio: float | None) -> str:
     return "an unknown share" if ratio is None else f"{ratio * 100:.0f} %"
 

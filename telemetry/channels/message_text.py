@@ -50,6 +50,7 @@ def _lines(alert: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield label, ", ".join(_hit_rate_of(line) for line in detail.get(name) or [])
     for number, cause in enumerate(list(alert.get("causes") or [])[:MAX_CAUSES], 1):
         yield f"Cause {number}" if number > 1 else "Cause", cause_line(cause)
+    yield "Replaces the cause", alert.get("replaced_cause")
     yield "Started", time_text(detail.get("onset"))
     yield "Firing since", time_text(alert.get("fired_at") or alert.get("started_at"))
     yield "Resolved", time_text(alert.get("resolved_at"))

@@ -64,7 +64,8 @@ def increase(
         return None
     elapsed_s = current.scraped_s - previous.scraped_s
     if _is_reset(previous, current):
-        return Increase(ReadingState.RESET, elapsed_s, dict(current.counters), dict(current.histograms))
+        covered_s = _uptime_s(current, elapsed_s)
+        return Increase(ReadingState.RESET, covered_s, dict(current.counters), dict(current.histograms))
     state = ReadingState.GAP if current.due_s - previous.due_s > GAP_INTERVALS * interval_s else ReadingState.OK
     counters = {
         name: value - previous.counters.get(name, 0.0)
@@ -92,6 +93,17 @@ def _is_reset(previous: RawCounters, current: RawCounters) -> bool:
             if name in current.histograms
         )
     )
+
+
+def _uptime_s(current: RawCounters, elapsed_s: float) -> float:
+    """Seconds that counters cover after a reset: since the source started, or since the last scrape if unknown.
+
+    After an outage of an hour, a rate over that hour would be far too low. A start time before the last scrape, or in
+    the future, is that of another clock.
+    """
+    started = [at for at in (current.started_s, current.created_s) if at is not None]
+    uptime_s = current.scraped_s - max(started, default=0.0)
+    return uptime_s if 0.0 < uptime_s < elapsed_s else elapsed_s
 
 
 def _time_changed(previous: float | None, current: float | None) -> bool:

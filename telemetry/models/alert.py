@@ -100,6 +100,7 @@ class Alert(models.Model):
     summary = models.CharField(max_length=300, blank=True)  # one sentence
     detail = models.JSONField(default=dict)  # further facts for messages and pages
     causes = models.JSONField(default=list, db_default=EMPTY_LIST)  # of a drop, most likely first
+    notified_causes = models.JSONField(null=True)  # {key, summary} of each cause in the last message; None: unknown
     explained_at = models.DateTimeField(null=True)  # last search for causes
     acknowledged_at = models.DateTimeField(null=True)  # repeated notifications stop
     acknowledged_by = models.CharField(max_length=150, default="", db_default="")

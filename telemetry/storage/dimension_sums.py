@@ -15,7 +15,7 @@ from telemetry.metrics.engine_names import COUNTERS, GAUGES, OPTIONAL_COUNTERS, 
 from telemetry.metrics.rates import RouterCounts, accounted_ratio, sum_known
 from telemetry.metrics.windows import Window
 from telemetry.storage.rollup_tables import ENGINES, ROUTERS, readings_in, sums_in
-from telemetry.storage.sums import OF_POOLS, OF_REPLICAS, STEP, Coverage, fetch_rows, window_parameters
+from telemetry.storage.sums import COVERED_S, OF_POOLS, OF_REPLICAS, STEP, Coverage, fetch_rows, window_parameters
 
 KEYS = {"pool": "pool", "group": '"group"', "replica": "replica", "revision": "policy || ' r' || revision"}
 CACHE_COUNTS = ("cache_hits", "cache_misses", "cache_bypasses", "cache_prompt_tokens", "cache_generated_tokens")
@@ -174,11 +174,10 @@ def response_cache_sums(
 
 def coverage(window: Window, *, whole: bool = False) -> list[Coverage]:
     """How well routers were scraped, per step."""
-    source = sums_in(ROUTERS, window, ("scrapes", "covered_s", "stale_scrapes"), whole=whole)
+    source = sums_in(ROUTERS, window, ("covered_s", "stale_scrapes"), whole=whole)
     rows = fetch_rows(
         f"""
-        select {STEP} as start, count(distinct router_id) filter (where scrapes > 0), coalesce(sum(covered_s), 0),
-            bool_or(stale_scrapes > 0)
+        select {STEP} as start, {COVERED_S}, bool_or(stale_scrapes > 0)
         from {source.sql} readings where pool = '' group by start order by start
         """,  # noqa: S608 - no part of it comes from outside
         window_parameters(window, whole=whole) | source.parameters,

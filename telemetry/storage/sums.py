@@ -38,6 +38,11 @@ Histograms = dict[tuple[Any, datetime], Merged]  # by (key, start of the step)
 STEP = "date_bin(make_interval(secs => %(step)s), at - interval '1 microsecond', %(start)s)"
 STEP_NUMBER = "(date_part('epoch', start - %(start)s) / %(step)s)::integer"  # of a step's start
 OF_POOLS = "(%(pools)s::text[] is null or pool = any(%(pools)s))"
+# Length of the union of the intervals of readings of routers: of two routers at a time each second counts once, and a
+# router that replaces another one adds its time.
+COVERED_S = """(select coalesce(sum(date_part('epoch', upper(piece) - lower(piece))), 0)
+    from unnest(range_agg(tstzrange(at - make_interval(secs => covered_s), at))
+        filter (where pool = '' and covered_s > 0)) piece)"""
 OF_REPLICAS = "replica_id = any(%(ids)s::bigint[])"
 
 
@@ -126,8 +131,7 @@ class Coverage:
     """How well routers were scraped during one step."""
 
     start: datetime
-    routers: int  # number of scraped routers
-    covered_s: float  # router-seconds
+    covered_s: float  # seconds that readings of at least one router cover
     stale: bool
 
 
@@ -138,6 +142,12 @@ class Gauges:
     running: float | None
     waiting: float | None
     kv_usage_ratio: float | None
+
+
+def per_second(count: float | None, coverage: Iterable[Coverage]) -> float | None:
+    """What all routers counted, per second; 0 if they were scraped and counted nothing, None if they were not."""
+    covered_s = sum(step.covered_s for step in coverage)
+    return (count or 0) / covered_s if covered_s else None
 
 
 def point_state(denominator: float | None, *, stale: bool, not_reported: bool = False) -> PointState:
@@ -235,14 +245,14 @@ def router_sums(
             sum(case when requests is not null then
                 coalesce(replica_error_requests, 0) + coalesce(router_error_requests, 0) end)::bigint,
             {counters}, sum(ok_requests)::bigint,
-            count(distinct router_id) filter (where scrapes > 0), coalesce(sum(covered_s), 0), sum(stale_scrapes) > 0
+            {COVERED_S}, sum(stale_scrapes) > 0
         from {source.sql} readings where (pool = '' or {OF_POOLS})
         group by pool, "group", start order by pool, "group", start
         """,  # noqa: S608 - no part of it comes from outside
         window_parameters(window, whole=whole, pools=pools) | source.parameters,
     )
-    sums = [RouterSums(*row[:-3]) for row in rows if row[0]]
-    return sums, [Coverage(row[2], *row[-3:]) for row in rows if not row[0]]
+    sums = [RouterSums(*row[:-2]) for row in rows if row[0]]
+    return sums, [Coverage(row[2], *row[-2:]) for row in rows if not row[0]]
 
 
 def newest_gauges(replica_ids: Sequence[int], *, since: datetime, until: datetime) -> dict[int, Gauges]:

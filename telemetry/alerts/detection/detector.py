@@ -29,6 +29,7 @@ from telemetry.alerts.detection.result import Detection, GroupShare, GroupShortf
 
 BINS_AFTER_CHANGE = 30  # bins after an operator's change before levels forget the bins before it
 BINS_OF_DROP = 30  # latest bins of a drop that its rate is computed from, to find a second fall
+RISE_SIGMAS = 3.0  # standard deviations by which the latest bins of a drop must be above its earlier ones
 LATEST = 6  # bins that the current rate is computed from
 ALARM_SHARE = 0.7  # of ``drop``: a smaller shortfall raises no alarm
 OUTLIER = 1 / 3  # of h: the most that one bin counts for
@@ -173,8 +174,10 @@ class Detector:
             error = (variance * self._noise.factor / len(self._during)) ** 0.5
             self._second_score = self._next_score(self._second_score, figures[0] - usual - error, variance)
         if self._second_score == 0.0:
+            self._during.extend(figures for figures, _ in self._second_fall)  # without them the rate would seem higher
             self._during.append(figures)
             self._second_fall.clear()
+            self._forget_before_recovery(variance)
             return
         self._second_fall.append((figures, hit_bin))
         threshold, lower = self.sensitivity.threshold, [figures for figures, _ in self._second_fall]
@@ -183,6 +186,13 @@ class Detector:
         elif self._second_score > 2 * threshold:  # too small to report: from now on it is the rate during the drop
             self._forget_second_fall()
             self._during.extend(lower)
+
+    def _forget_before_recovery(self, variance: float) -> None:
+        """Forget the bins of a drop before its rate rose, as it does while caches fill again."""
+        latest = list(self._during)[-LATEST:]
+        least = max(self.sensitivity.drop / 2, RISE_SIGMAS * (variance * self._noise.factor / LATEST) ** 0.5)
+        if len(latest) == LATEST and _mean(self._during) - _mean(latest) >= least:
+            self._during = deque(latest, maxlen=BINS_OF_DROP)
 
     def _start_second_fall(self, now: datetime) -> None:
         """Begin the drop again at the second fall. It is compared with the time since the first one."""

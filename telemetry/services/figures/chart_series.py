@@ -279,7 +279,7 @@ def _per_second(rows: list[KeyedSums], name: str, step: sums.Coverage) -> Point:
     """0 if routers were scraped and counted nothing."""
     if not step.covered_s:
         return _gap_point(step)
-    return (total(rows, name) or 0) / step.covered_s * step.routers, PointState.OK
+    return sums.per_second(total(rows, name), [step]), PointState.OK
 
 
 def requests_by_replica(subject: Subject, window: Window) -> list[Series]:

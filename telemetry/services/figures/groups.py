@@ -141,7 +141,8 @@ class ReplicaShare:
 def group_tiles(subject: Subject, window: Window) -> GroupTiles:
     """Figures of a task group. 6 queries."""
     rows = route_sums(subject.pool_names(), window, COUNTED, group=subject.group, whole=True)
-    covered = next(iter(coverage(window, whole=True)), None)
+    coverages = coverage(window, whole=True)
+    covered = next(iter(coverages), None)
     timed = sums.merge_histograms(router_ttft(subject, window, whole=True).values())
     non_streamed = sums.merge_histograms(non_streamed_latency(subject, window, whole=True).values())
     requests, prompt = total(rows, "requests"), total(rows, "prompt_tokens")
@@ -154,8 +155,8 @@ def group_tiles(subject: Subject, window: Window) -> GroupTiles:
         ttft_timed_ratio=timed_ratio(timed, non_streamed),
         plain_p50_s=quantile_s(non_streamed, 0.5),
         plain_p95_s=quantile_s(non_streamed, 0.95),
-        requests_per_s=_per_s(requests, covered),
-        prompt_tokens_per_s=_per_s(prompt, covered),
+        requests_per_s=sums.per_second(requests, coverages),
+        prompt_tokens_per_s=sums.per_second(prompt, coverages),
         failed_ratio=_failed_ratio(rows),
         accounted_ratio=_accounted_ratio(rows),
     )
@@ -210,7 +211,3 @@ def _failed_ratio(rows: list[KeyedSums]) -> float | None:
 
 def _accounted_ratio(rows: list[KeyedSums]) -> float | None:
     return accounted_ratio(total(rows, "usage_reported"), total(rows, "ok_requests"))
-
-
-def _per_s(count: int | None, covered: sums.Coverage | None) -> float | None:
-    return (count or 0) / covered.covered_s * covered.routers if covered and covered.covered_s else None

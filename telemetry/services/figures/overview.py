@@ -236,8 +236,8 @@ def _group_row(
         ttft_timed_ratio=timed_ratio(ttft, non_streamed),
         plain_p50_s=quantile_s(non_streamed, 0.5),
         plain_p95_s=quantile_s(non_streamed, 0.95),
-        requests_per_s=_per_s(row.requests if row else None, coverage),
-        prompt_tokens_per_s=_per_s(row.prompt_tokens if row else None, coverage),
+        requests_per_s=sums.per_second(row.requests if row else None, coverage),
+        prompt_tokens_per_s=sums.per_second(row.prompt_tokens if row else None, coverage),
         failed_ratio=ratio(row.failed, row.requests) if row else None,
         accounted_ratio=row.accounted_ratio if row else None,
     )
@@ -290,16 +290,9 @@ def _requests_per_s(
 ) -> float | None:
     """From routers if they were scraped, else from the engines' finished requests."""
     if any(step.covered_s for step in coverage):
-        return _per_s(sum_known(row.requests for row in routed), coverage)
+        return sums.per_second(sum_known(row.requests for row in routed), coverage)
     rates = [rate for row in engine if (rate := ratio(row.finished, row.covered_s)) is not None]
     return sum(rates) if rates else None
-
-
-def _per_s(count: int | None, coverage: list[sums.Coverage]) -> float | None:
-    """Count of all routers per second; 0 if they were scraped and counted nothing."""
-    covered = sum(step.covered_s for step in coverage)
-    routers = max((step.routers for step in coverage), default=0)
-    return (count or 0) / covered * routers if covered else None
 
 
 class Kind(StrEnum):

@@ -32,6 +32,7 @@ class PoolSavings:
 
     start: datetime  # of the traffic
     end: datetime
+    measured_s: float  # seconds of traffic between them, without outages
     pool: Savings
     breakdown: Breakdown
     groups: list[tuple[str, Savings]]  # "": requests without a task group
@@ -39,11 +40,6 @@ class PoolSavings:
     price: Price | None
     traffic_ratio: float | None  # replayed requests / all requests of the routers; None: not scraped
     notes: list[str]
-
-    @property
-    def measured_s(self) -> float:
-        """Seconds of traffic."""
-        return (self.end - self.start).total_seconds()
 
     def as_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -97,21 +93,25 @@ def _fitted(curve: CapacityCurve | None) -> PrefillRate:
 
 
 def savings_in(pool: Pool, window: Window, rate: PrefillRate) -> PoolSavings | None:
-    """Savings of a window; None without replayed requests. Five queries."""
+    """Savings of a window; None without replayed requests. Seven queries."""
     breakdown = breakdown_of(pool, window)
     span = BreakdownBin.objects.filter(pool=pool, at__gte=bin_start(window.start), at__lt=window.end).aggregate(
         first=Min("at"), last=Max("at")
     )
     if breakdown is None or span["first"] is None:
         return None
-    start, end = max(span["first"], window.start), min(span["last"] + BIN, window.end)
-    measured_s = (end - start).total_seconds()
+    start = max(span["first"], window.start, pool.created_at)
+    end = max(min(span["last"] + BIN, window.end), start + timedelta(seconds=1))
+    measured = Window(start, end, (end - start).total_seconds())
+    covered_s = sum(step.covered_s for step in coverage(measured, whole=True))
+    measured_s = min(measured.step_s, covered_s) or measured.step_s  # without outages
     price = Price.of(pool.costs)
-    counted = total(route_sums([pool.name], Window(start, end, measured_s), ("requests",), whole=True), "requests")
+    counted = total(route_sums([pool.name], measured, ("requests",), whole=True), "requests")
     ratio = min(1.0, breakdown.requests / counted) if counted else None
     return PoolSavings(
         start,
         end,
+        measured_s,
         savings_of(breakdown, measured_s, rate.tokens_per_s, price),
         breakdown,
         [

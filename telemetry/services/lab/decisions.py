@@ -23,6 +23,7 @@ from telemetry.lint.structure import PromptStructure
 from telemetry.metrics.windows import Window
 from telemetry.models import Decision, DecisionCursor
 from telemetry.services.figures.overview import Subject
+from telemetry.storage import sums
 from telemetry.storage.dimension_sums import coverage, newest_prompt_structures, route_sums
 
 MAX_RANKED = 50_000  # rows read by a list in another order than time
@@ -271,9 +272,7 @@ def _prompts(pool: str, group: str, prompts: list[PromptStructure], rate: float 
 
 def _request_rates(pools: Sequence[str] | None, window: Window) -> dict[tuple[str, str], float]:
     """Requests per second by (pool, task group)."""
-    covered = next(iter(coverage(window, whole=True)), None)
-    if covered is None or not covered.covered_s:
-        return {}
+    covered = coverage(window, whole=True)
     rows = route_sums(pools, window, ("requests",), by=("pool", "group"), whole=True)
-    seconds = covered.covered_s / covered.routers
-    return {(row.key[0], row.key[1]): (row.get("requests") or 0) / seconds for row in rows}
+    rates = {(row.key[0], row.key[1]): sums.per_second(row.get("requests"), covered) for row in rows}
+    return {key: rate for key, rate in rates.items() if rate is not None}

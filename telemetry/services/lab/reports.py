@@ -154,7 +154,7 @@ NOTHING = Side(None, None, None, None, None, None, 0, None, None, None, None)
 def _sides(pool: Pool, window: Window, rate: PrefillRate, price: Price | None) -> dict[str | None, Side]:
     """The figures of each task group; None: of the pool."""
     rows, coverage = sums.router_sums([pool.name], window, whole=True)
-    covered_s = sum(step.covered_s for step in coverage) / max((1, *(step.routers for step in coverage)))
+    covered_s = sum(step.covered_s for step in coverage)
     ttft = sums.router_ttft([pool.name], window, whole=True)
     by_group = {
         key[1]: merged for (key, _), merged in sums.router_ttft([pool.name], window, by="group", whole=True).items()

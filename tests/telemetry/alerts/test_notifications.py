@@ -18,6 +18,7 @@ from telemetry.alerts.message import alert_labels
 from telemetry.alerts.notifications import INHIBITED_BY, notify_due
 from telemetry.alerts.pipeline import resolve
 from telemetry.alerts.verdict import ENDED, Reason, Result, Verdict
+from telemetry.channels.message_text import lines
 from telemetry.models import Alert, AlertRule, Notification
 from telemetry.services.alerts.alerts import acknowledge, unacknowledge
 from telemetry.services.alerts.rules import create_rule, update_rule
@@ -115,6 +116,47 @@ def test_notifications_repeat_until_acknowledged_and_resume_when_unacknowledged(
     assert Event.objects.filter(kind="alert_acknowledged", actor=olga).count() == 2
     with pytest.raises(ConflictError):
         acknowledge(fresh(alert), by=olga)
+
+
+def cause(name, confidence=0.8, /, **evidence):
+    return {"kind": name, "confidence": confidence, "summary": f"It is {name}.", "evidence": evidence, "advice": ""}
+
+
+def causes(alert, *found):
+    Alert.objects.filter(pk=alert.pk).update(causes=list(found))
+
+
+def test_a_likely_cause_that_no_message_named_is_notified_once(pool, channel):
+    alert = firing(pool)
+    causes(alert, cause("revision", revision=4), cause("overflow"))
+    notify_due(at(10))
+    causes(alert, cause("overflow"), cause("revision", revision=4))
+    assert notify_due(at(20)) == 0
+    causes(alert, cause("prompt_changed", 0.4))
+    assert notify_due(at(30)) == 0
+    causes(alert, cause("prompt_changed", kind="timestamp", new_ratio=0.5), cause("overflow"))
+    assert notify_due(at(40)) == 1
+    causes(alert, cause("prompt_changed", kind="timestamp", new_ratio=0.6))
+    assert notify_due(at(50)) == 0
+    causes(alert, cause("revision", revision=4))
+    assert notify_due(at(60)) == 0
+
+    first, second = Notification.objects.order_by("number")
+    assert first.payload["data"]["replaced_cause"] is None
+    assert (second.kind, second.payload["data"]["replaced_cause"]) == ("repeated", "It is revision.")
+    assert ("Replaces the cause", "It is revision.") in lines(second.payload["data"])
+    assert alert.history.get(transition="repeated").note == "the likely cause is now: It is prompt_changed."
+
+
+def test_a_cause_that_is_found_after_the_message_is_notified_unless_acknowledged(pool, channel, olga):
+    first, second = firing(pool), firing(create_pool("other", models=["m"]))
+    notify_due(at(10))
+    acknowledge(fresh(second), by=olga)
+    for alert in (first, second):
+        causes(alert, cause("capacity"))
+
+    assert notify_due(at(60)) == 1
+    assert Notification.objects.order_by("number").last().payload["data"]["alert"] == first.pk
 
 
 def test_a_rule_without_repeat_notifies_once(pool, channel):

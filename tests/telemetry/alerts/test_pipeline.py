@@ -142,6 +142,28 @@ def test_a_second_fall_resolves_the_alert_and_is_an_alert_of_its_own(r1, rule, c
     ]
 
 
+def test_a_second_drop_within_keep_firing_s_of_a_recovery_is_an_alert_of_its_own(r1, rule, channel, pool):
+    """Once: a rate that goes up and down stays one alert."""
+    rule = rules.update_rule(rule, settings={**SETTINGS, "keep_firing_s": 120})
+    traffic(r1, 0, 600, 0.8)
+    for start in (600, 800, 1000):
+        traffic(r1, start, start + 100, 0.3)
+        traffic(r1, start + 100, start + 200, 0.8)
+    for second in range(610, 1201, 10):
+        evaluate(rule, second)
+
+    first, second = Alert.objects.order_by("pk")
+    assert (first.state, second.state) == ("resolved", "firing")
+    assert first.history.get(transition="resolved").note.endswith("fell again: a new alert has the second drop")
+    assert second.detail["onset"] == (T0 + timedelta(seconds=800)).isoformat()
+    assert second.detail["comparable_since"] > first.detail["onset"]
+    assert list(Notification.objects.order_by("created_at").values_list("kind", "payload__data__alert")) == [
+        ("firing", first.pk),
+        ("firing", second.pk),
+        ("resolved", first.pk),
+    ]
+
+
 def test_a_pending_alert_that_does_not_fire_is_deleted(r1, rule):
     traffic(r1, 0, 240, 0.8)
     traffic(r1, 240, 300, 0.3)

@@ -89,6 +89,22 @@ def test_a_restart_shows_in_start_times_boot_and_edges(before, after, is_reset):
     assert added.counters["queries"] == (5000 if is_reset else 4900)
 
 
+@pytest.mark.parametrize(
+    ("after", "covered_s"),
+    [
+        pytest.param({"started_s": 3000.0}, 600.1, id="after an outage"),
+        pytest.param({"started_s": 3000.0, "created_s": 3500.0}, 100.1, id="counters were created later"),
+        pytest.param({"boot": "b"}, 3600, id="unknown start time"),
+        pytest.param({"started_s": 4000.0}, 3600, id="a clock ahead"),
+        pytest.param({"started_s": -5000.0}, 3600, id="a clock behind"),
+    ],
+)
+def test_counters_cover_the_time_since_a_restart(after, covered_s):
+    added = increase(scrape(0, 9000, 50, started_s=-9000.0, boot="a"), scrape(3600, 100, 60, **after), interval_s=10)
+
+    assert (added.state, added.interval_s) == (ReadingState.RESET, pytest.approx(covered_s))
+
+
 def test_a_gap_keeps_the_total_and_its_length():
     """H10"""
     *_, last = increases([scrape(0, 1000, 100), scrape(60, 1600, 400)])

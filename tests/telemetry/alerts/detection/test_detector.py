@@ -168,6 +168,16 @@ def test_a_second_fall_during_a_drop_has_a_change_point_of_its_own(seed: int) ->
     assert {one.change_point for one in found[found.index(second_fall) :]} == {second_fall.change_point}
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_fall_after_half_of_a_drop_recovered_is_a_second_one(seed: int) -> None:
+    """A cleared cache fills again; before it is full, a client begins to send the time."""
+    found = detections(bins([Stretch(1800, 0.8), Stretch(120, 0.4), Stretch(150, 0.62), Stretch(180, 0.42)], seed))
+
+    second_fall = next(one for one in found if one.worsened)
+    assert 2070 < second(second_fall.at) <= 2170
+    assert abs(second(second_fall.change_point) - 2070) <= 20
+
+
 @pytest.mark.parametrize("rate", [2.0, 8.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_drop_that_stays_as_it_is_or_recovers_slowly_has_no_second_fall(rate: float, seed: int) -> None:

@@ -152,6 +152,25 @@ def test_every_task_group_has_a_row_with_its_reachable_hit_rate_also_without_tra
     assert quiet.requests_per_s == 0.0
 
 
+def test_a_rate_divides_by_each_second_once_however_many_routers_follow_each_other(pool):
+    """A deployment replaces two routers by two others with other names; all four count 10 requests in 5 s."""
+    names = ("a1", "a2", "b1", "b2")
+    routers = [
+        Router.objects.create(name=name, admin_url=f"http://127.0.0.1/{name}", last_seen_at=T0) for name in names
+    ]
+    for second in range(5, 61, 5):
+        for router in routers[:2] if second <= 30 else routers[2:]:
+            router_scraped(router, T0 + timedelta(seconds=second))
+            route_reading(router, T0 + timedelta(seconds=second), group="busy", requests=10, ok_requests=10)
+
+    assert overview.fleet_tiles([pool], MINUTE).requests_per_s == pytest.approx(4.0)
+    assert overview.group_rows([pool], MINUTE)[0].requests_per_s == pytest.approx(4.0)
+    busy = Subject.of_pool(pool, "busy")
+    assert groups.group_tiles(busy, MINUTE).requests_per_s == pytest.approx(4.0)
+    (line,) = chart_series.outcomes(busy, MINUTE)
+    assert values(line) == pytest.approx([4.0] * 6)
+
+
 def test_ttft_is_the_quantile_of_merged_buckets_with_its_bucket_as_a_band(r1, r2, pool):
     """T4, T5"""
     at = T0 + timedelta(seconds=5)

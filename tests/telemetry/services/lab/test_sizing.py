@@ -11,8 +11,11 @@ from controlplane.models import Pool
 from controlplane.services.fleet.pools import create_pool, update_pool
 from routing.schema import LowestCostSettings
 from telemetry.lab.shared_cache import TIERS, Advice
+from telemetry.metrics.counters import Increase, ReadingState
 from telemetry.metrics.windows import Window
 from telemetry.models import CapacityCurve, WhatIf
+from telemetry.scraping.merge import ROUTER_ITSELF, SourceReading
+from telemetry.scraping.record import ROUTERS, store_readings
 from telemetry.services.lab import what_if_runs
 from telemetry.services.lab.costs import prefill_rate_of, savings_in
 from telemetry.services.lab.replays import replay_pools, update_curve
@@ -100,6 +103,23 @@ def test_figures_say_which_share_of_the_traffic_they_rest_on(pool):
     found = savings_in(pool, DAY, prefill_rate_of(pool, T0))
     assert found.traffic_ratio == pytest.approx(0.5)
     assert "Only 50 % of the requests were replayed" in " ".join(found.notes)
+
+
+def test_savings_per_day_rest_on_the_time_without_an_outage_and_since_the_pool_exists(pool):
+    """The first bin begins before the pool does; then all was down but for 20 minutes."""
+    for minutes, at in ((14, 50), (10, 10)):
+        end = T0 - timedelta(minutes=at)
+        ensure_days([end.date()])
+        reading = SourceReading(ROUTER_ITSELF, Increase(ReadingState.RESET, minutes * 60.0))
+        store_readings(ROUTERS, end, [(a_router().pk, reading)])
+    Pool.objects.filter(pk=pool.pk).update(created_at=T0 - timedelta(minutes=64))
+    pool.refresh_from_db()
+    breakdown_bin(pool, T0 - timedelta(minutes=65), requests=100, reachable=0.8)
+    breakdown_bin(pool, T0 - timedelta(minutes=15), requests=100, reachable=0.8)
+
+    found = savings_in(pool, DAY, prefill_rate_of(pool, T0))
+
+    assert (found.start, found.measured_s) == (T0 - timedelta(minutes=64), 24 * 60)
 
 
 def test_without_reported_tokens_savings_are_unknown(pool):
