@@ -1,4 +1,4 @@
-"""Facts about replicas that decide which readings count: cold caches after restarts and decode replicas.
+"""Facts about replicas that decide which readings count: cold caches after restarts, decode replicas, removed ones.
 
 A decode replica gets its KV cache by transfer, so its own hit rate is near 1 whatever was reused, and a pool's rate
 comes from its other replicas. The replica's role says which half of a split it is, else its label ``role`` (or
@@ -7,13 +7,13 @@ Kubernetes' ``llm-d.ai/role``), else its metrics: SGLang's have a label for it, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.conf import settings
 
-from controlplane.models import Event, EventKind, Replica, ReplicaRole
+from controlplane.models import Event, EventKind, Pool, Replica, ReplicaRole, ReplicaState
 from telemetry.metrics.windows import Window
 from telemetry.models import ScrapeState
 
@@ -59,6 +59,23 @@ def is_decode(replica: Replica, reported_role: str = "") -> bool:
     if replica.role != ReplicaRole.BOTH:
         return replica.role == ReplicaRole.DECODE
     return next((replica.labels[name] for name in LABELS if name in replica.labels), reported_role) == DECODE
+
+
+def removed_replicas(since: datetime, pools: Collection[Pool] | None = None) -> list[Replica]:
+    """Replicas that were removed from some or all pools since a time, as unsaved rows. One query.
+
+    Their readings count for their pool, so that figures of the past do not change with a removal.
+    """
+    events = Event.objects.filter(kind=EventKind.REPLICA_REMOVED, at__gt=since, pool__isnull=False)
+    if pools is not None:
+        events = events.filter(pool__in=pools)
+    found = []
+    for event in events.select_related("pool"):
+        before, pk = event.detail.get("before") or {}, event.detail.get("replica_id")
+        if pk is not None:  # an event of an earlier release does not have it
+            fields = {name: before[name] for name in ("name", "role", "labels") if name in before}
+            found.append(Replica(pk=pk, pool=event.pool, state=ReplicaState.DISABLED, **fields))
+    return found
 
 
 def hit_rate_replicas(replicas: Sequence[Replica]) -> list[Replica]:

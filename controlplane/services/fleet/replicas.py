@@ -118,9 +118,10 @@ def remove_replica(replica: Replica, *, by: User | None = None) -> None:
     """
     replica = lock_row(Replica.objects.select_for_update(of=("self",)).select_related("pool"), replica.pk)
     before, pool, groups = _event_fields(replica), replica.pool, list(replica.groups.all())
+    detail = {"before": before, "replica_id": replica.pk}  # its readings stay, and count for the pool
     replica.delete()
     summary = f"Replica {replica.name} was removed from pool {pool.name}."
-    record_event(EventKind.REPLICA_REMOVED, summary, pool=pool, by=by, detail={"before": before})
+    record_event(EventKind.REPLICA_REMOVED, summary, pool=pool, by=by, detail=detail)
     with relative_error_paths():
         freeze_snapshot(reason=f"replica {replica.name} removed", by=by)
     for group in groups:

@@ -24,6 +24,7 @@ from telemetry.models import Alert, AlertState, AlertTransition
 from telemetry.services.lab.breakdowns import breakdowns_over_time
 from telemetry.storage import rule_sums
 from telemetry.storage.locks import EVALUATE, advisory_lock
+from telemetry.storage.replica_facts import removed_replicas
 
 EVENTS_BEFORE = timedelta(minutes=30)  # events up to this long before a drop may be related to it
 BINS = 60  # of baseline and drop together, to find the change point
@@ -49,13 +50,14 @@ def explain_drop(
     baseline_start: datetime,
     baseline_end: datetime,
 ) -> list[Cause]:
-    """The causes of a drop between ``start`` and ``end``, most likely first; [] if none is known. 17 queries."""
+    """The causes of a drop between ``start`` and ``end``, most likely first; [] if none is known. 18 queries."""
     return rank(evidence_of(pool, group, (baseline_start, baseline_end), (start, end)))
 
 
 def evidence_of(pool: Pool, group: str | None, baseline: Span, drop: Span) -> Evidence:
     """Stored data of the baseline and of the drop, and the events around the drop."""
-    replicas = dict(pool.replicas.values_list("pk", "name"))
+    replicas: dict[int, str] = dict(pool.replicas.values_list("pk", "name"))
+    replicas |= {replica.pk: replica.name for replica in removed_replicas(baseline[0], [pool])}
     # without the time between the two, in which there may have been no traffic for a night
     step_s = max(sum((end - start).total_seconds() for start, end in (baseline, drop)) / BINS, MIN_BIN_S)
     bins = [one for span in (baseline, drop) for one in rule_sums.router_bins(pool.name, group, *span, step_s)]

@@ -51,7 +51,7 @@ def hit_rate(subject: Subject, window: Window) -> list[Series]:
     if subject.kind is Kind.GROUP:
         return _delivered(subject, window)
     starts = window.starts()
-    rows = {starts[row.step]: row for row in sums.hit_sums_by_set([_ids(subject)], window)}
+    rows = {starts[row.step]: row for row in sums.hit_sums_by_set([subject.counted_ids(window)], window)}
     reachable = _reachable(subject, window)
     note = _reachable_note(subject, reachable)
     lines = [line_of("Hit rate", window, {at: (hit_rate_of(row), row.state) for at, row in rows.items()}, note)]
@@ -63,7 +63,7 @@ def hit_rate(subject: Subject, window: Window) -> list[Series]:
 
 def _engine_rows_by_start(subject: Subject, window: Window) -> dict[datetime, list[sums.EngineSums]]:
     by_start: dict[datetime, list[sums.EngineSums]] = defaultdict(list)
-    for row in sums.engine_sums(_ids(subject), window):
+    for row in sums.engine_sums(subject.counted_ids(window), window):
         by_start[row.start].append(row)
     return by_start
 

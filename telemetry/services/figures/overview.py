@@ -20,7 +20,7 @@ from telemetry.metrics.windows import FleetTiles, GroupRow, PointState, Reachabl
 from telemetry.models import STARTING_S, Health, ScrapeState
 from telemetry.storage import sums
 from telemetry.storage.reachable import reachable_by_group, reachable_share
-from telemetry.storage.replica_facts import COLD_S, is_decode
+from telemetry.storage.replica_facts import COLD_S, hit_rate_replicas, is_decode, removed_replicas
 
 SILENT_INTERVALS = 3  # scrape intervals without an attempt: the scraper itself is down
 
@@ -96,20 +96,30 @@ def replicas_of(pools: Pools) -> list[Replica]:
     return list(replicas if pools is None else replicas.filter(pool__in=pools))
 
 
+def counted_replicas(pools: Pools, window: Window) -> list[Replica]:
+    """The replicas whose counters make the hit rate of some or all pools in a window, also those removed since.
+
+    Three queries.
+    """
+    return hit_rate_replicas([*replicas_of(pools), *removed_replicas(window.start, pools)])
+
+
 def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
-    """The fleet's figures over a window; gauges and replicas up are as of its end. At most 11 queries."""
-    replicas = [replica for replica in replicas_of(pools) if replica.state != ReplicaState.DISABLED]
+    """The fleet's figures over a window; gauges and replicas up are as of its end. At most 12 queries."""
+    every = replicas_of(pools)
+    replicas = [replica for replica in every if replica.state != ReplicaState.DISABLED]
     ids = [replica.pk for replica in replicas]
-    states = _states(ids)
-    engine = sums.engine_sums(ids, window, whole=True)
+    states = _states([replica.pk for replica in every])
+    roles = {pk: state.role for pk, state in states.items()}
+    counted = [*every, *removed_replicas(window.start, pools)]
+    counted_ids = {replica.pk for replica in counted if not is_decode(replica, roles.get(replica.pk, ""))}
+    engine = sums.engine_sums([replica.pk for replica in counted], window, whole=True)
     routed, coverage = sums.router_sums(pool_names(pools), window, whole=True)
     gauges = _newest(ids, window).values()
     source, ttft = _ttft(pools, ids, window)
     latency = sums.router_latency(pool_names(pools), window, streamed=False, whole=True)
     non_streamed = sums.merge_histograms(latency.values())
-    roles = {pk: state.role for pk, state in states.items()}
-    decode_ids = {replica.pk for replica in replicas if is_decode(replica, roles.get(replica.pk, ""))}
-    hit_rate_rows = [row for row in engine if row.replica_id not in decode_ids]
+    hit_rate_rows = [row for row in engine if row.replica_id in counted_ids]
     queries = sum_known(row.queries for row in hit_rate_rows)
     now = timezone.now()
     healths = [health_of(states.get(pk), now) for pk in ids]
@@ -125,10 +135,10 @@ def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
         ttft_timed_ratio=1.0 if source == "engine" else timed_ratio(ttft, non_streamed),
         plain_p50_s=quantile_s(non_streamed, 0.5),
         plain_p95_s=quantile_s(non_streamed, 0.95),
-        requests_per_s=_requests_per_s(routed, coverage, engine),
+        requests_per_s=_requests_per_s(routed, coverage, [row for row in engine if row.replica_id in set(ids)]),
         running=sum_known(gauge.running for gauge in gauges),
         waiting=sum_known(gauge.waiting for gauge in gauges),
-        replicas_up=sum(health.is_serving for health in healths) if states else None,
+        replicas_up=sum(health.is_serving for health in healths) if set(ids) & set(states) else None,
         replicas_total=len(replicas),
         read_at=max((state.ok_at for state in states.values() if state.ok_at), default=None),
     )
@@ -334,6 +344,11 @@ class Subject:
     def replicas(self) -> list[Replica]:
         """Replicas that may serve the subject. At most one query."""
         return [self.replica] if self.replica is not None else replicas_of(self.pools)
+
+    def counted_ids(self, window: Window) -> list[int]:
+        """Ids of the replicas whose counters make the subject's hit rate in a window."""
+        counted = [self.replica] if self.replica is not None else counted_replicas(self.pools, window)
+        return [replica.pk for replica in counted]
 
     def pool_names(self) -> list[str] | None:
         """Names of the subject's pools; None for all."""

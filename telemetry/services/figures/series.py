@@ -14,10 +14,17 @@ from django.utils import timezone
 from telemetry.metrics.histograms import Merged, quantile
 from telemetry.metrics.rates import NEARLY_ALL, accounted_ratio, hit_rate_ratio, ratio, sum_known
 from telemetry.metrics.windows import PointState, ReachableShare, Series, Window
-from telemetry.services.figures.overview import Pools, group_state, pool_names, replicas_of, timed_note
+from telemetry.services.figures.overview import (
+    Pools,
+    counted_replicas,
+    group_state,
+    pool_names,
+    replicas_of,
+    timed_note,
+)
 from telemetry.storage import sums
 from telemetry.storage.reachable import reachable_over_time_by
-from telemetry.storage.replica_facts import WITHOUT_DECODE, hit_rate_replicas
+from telemetry.storage.replica_facts import WITHOUT_DECODE, hit_rate_replicas, removed_replicas
 from telemetry.storage.rollup_tables import fit_to_retention
 from telemetry.storage.sums import EngineSums, engine_sums, point_state
 
@@ -43,7 +50,7 @@ def hit_rate_by_replica(pools: Pools, window: Window, *, local: bool = False) ->
 def hit_rate_by_pool(pools: Pools, window: Window) -> list[Series]:
     """Hit rate of each pool: sums over its replicas, without decode replicas, then divided."""
     window = fit_window(window)
-    replicas = replicas_of(pools)
+    replicas = [*replicas_of(pools), *removed_replicas(window.start, pools)]
     counted: dict[str, list[int]] = {replica.pool.name: [] for replica in replicas}
     for replica in hit_rate_replicas(replicas):
         counted[replica.pool.name].append(replica.pk)
@@ -277,7 +284,7 @@ def reuse_by_tier(pools: Pools, window: Window) -> list[Series]:
     Of replicas that report tiers, without decode replicas.
     """
     rows: dict[datetime, list[EngineSums]] = defaultdict(list)
-    for row in engine_sums([replica.pk for replica in hit_rate_replicas(replicas_of(pools))], window):
+    for row in engine_sums([replica.pk for replica in counted_replicas(pools, window)], window):
         rows[row.start].append(row)
     used = [tier for tier in LABELS if any(getattr(row, tier) for of_step in rows.values() for row in of_step)]
     tiers = used or [next(iter(LABELS))]

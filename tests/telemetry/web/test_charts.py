@@ -55,7 +55,7 @@ def test_the_default_chart_of_the_overview_is_the_hit_rate_of_the_whole_fleet(vi
 
 
 def test_a_chart_costs_few_queries(visitor, fleet, django_assert_max_num_queries):
-    with django_assert_max_num_queries(8):
+    with django_assert_max_num_queries(9):
         visitor.get("/charts/hit-rate/figure/")
 
 

@@ -94,7 +94,7 @@ def test_the_page_costs_the_same_whatever_the_fleets_size(visitor, noon, django_
 
     warm_fleet(noon, seconds=60, replicas=12)
 
-    with django_assert_num_queries(35):
+    with django_assert_num_queries(36):
         visitor.get("/")
 
 

@@ -3,11 +3,12 @@
 from datetime import timedelta
 
 import pytest
+import time_machine
 from django.db import connection
 
-from controlplane.models import Router
+from controlplane.models import ReplicaState, Router
 from controlplane.services.fleet.pools import create_pool
-from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.fleet.replicas import add_replica, remove_replica, set_replica_state
 from controlplane.services.fleet.task_groups import create_task_group
 from telemetry.metrics.counters import ReadingState
 from telemetry.metrics.windows import PointState, Window
@@ -171,6 +172,31 @@ def test_a_rate_divides_by_each_second_once_however_many_routers_follow_each_oth
     assert values(line) == pytest.approx([4.0] * 6)
 
 
+def test_the_past_does_not_change_when_a_replica_is_removed_or_disabled(r1, r2, pool):
+    r3 = add_replica(pool, name="r3", url="http://127.0.0.1:9103")
+    for replica, hits in ((r1, 900), (r2, 300), (r3, 0)):
+        engine_reading(replica, T0 + timedelta(seconds=5), queries=1000, hits=hits, finished=10)
+    with time_machine.travel(T0 + timedelta(seconds=30), tick=False):
+        remove_replica(r2)
+        set_replica_state(r3, ReplicaState.DISABLED)
+
+        tiles = overview.fleet_tiles([pool], MINUTE)
+        (line,) = series.hit_rate_by_pool([pool], MINUTE)
+        chart = chart_series.hit_rate(Subject.of_pool(pool), MINUTE)[0]
+    assert (tiles.hit_rate_ratio, values(line)[0], values(chart)[0]) == (0.4, 0.4, 0.4)
+    assert tiles.replicas_total == 1
+
+
+def test_the_hit_rate_chart_of_a_pool_leaves_out_decode_replicas_as_its_tile_does(r1, pool):
+    decode = add_replica(pool, name="d1", url="http://127.0.0.1:9105", role="decode")
+    for replica, hits in ((r1, 500), (decode, 1000)):
+        engine_reading(replica, T0 + timedelta(seconds=5), queries=1000, hits=hits)
+
+    assert overview.fleet_tiles([pool], MINUTE).hit_rate_ratio == 0.5
+    assert values(chart_series.hit_rate(Subject.of_pool(pool), MINUTE)[0])[0] == 0.5
+    assert values(chart_series.hit_rate(Subject.of_replica(decode), MINUTE)[0])[0] == 1.0
+
+
 def test_ttft_is_the_quantile_of_merged_buckets_with_its_bucket_as_a_band(r1, r2, pool):
     """T4, T5"""
     at = T0 + timedelta(seconds=5)
@@ -330,7 +356,7 @@ def test_the_number_of_queries_does_not_grow_with_the_fleet(pool, router, django
     route_reading(router, T0 + timedelta(seconds=5), ttft={10: 1})
 
     for query, count in (
-        (lambda: overview.fleet_tiles([pool], MINUTE), 10),
+        (lambda: overview.fleet_tiles([pool], MINUTE), 11),
         (lambda: overview.replica_rows([pool], MINUTE), 6),
         (lambda: overview.group_rows([pool], MINUTE), 7),
         (lambda: series.hit_rate_by_replica([pool], MINUTE), 2),
