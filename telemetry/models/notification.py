@@ -103,6 +103,17 @@ class Notification(models.Model):
     def __str__(self) -> str:
         return f"{self.kind} {self.id}"
 
+    @property
+    def can_be_sent_now(self) -> bool:
+        """Whether it is finished, or waits for its next attempt."""
+        return self.state != NotificationState.PENDING or (self.attempts > 0 and self.leased_until is None)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether it was not delivered yet and an attempt failed, or will never be."""
+        is_waiting = self.state == NotificationState.PENDING and self.can_be_sent_now
+        return is_waiting or self.state == NotificationState.FAILED
+
 
 class DeliveryAttempt(models.Model):
     """One attempt. Written before the request is sent, so that a worker that dies leaves an unfinished one."""

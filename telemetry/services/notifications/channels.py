@@ -80,6 +80,7 @@ def update_channel(
         channel.name = _checked_name(name)
     if config is not None:
         channel.encrypted = _encrypt_config(_merged_config(channel, config))
+        _restart_schedule(channel)  # the change may have repaired it
     if matchers is not None:
         channel.matchers = _checked_matchers(matchers)
     if enabled is not None:
@@ -90,12 +91,17 @@ def update_channel(
     return channel
 
 
+def _restart_schedule(channel: Channel) -> None:
+    """Make the pending messages of a channel due, with a new retry schedule."""
+    pending = Notification.objects.filter(channel=channel, state=NotificationState.PENDING)
+    pending.update(next_at=timezone.now(), tried_before=F("attempts"))
+    wake(DELIVER)
+
+
 def _set_enabled(channel: Channel, *, enabled: bool) -> None:
     """Enable or disable. Messages that waited for an enabled channel start their retry schedule anew."""
     if enabled and not channel.enabled:
-        pending = Notification.objects.filter(channel=channel, state=NotificationState.PENDING)
-        pending.update(next_at=timezone.now(), tried_before=F("attempts"))
-        wake(DELIVER)
+        _restart_schedule(channel)
     channel.enabled = enabled
     channel.disabled_reason = "" if enabled else channel.disabled_reason
 

@@ -59,6 +59,7 @@ POLL_S = 0.5  # between two checks for due messages while others are being sent
 RETRY_DELAYS_S = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
 MAX_ATTEMPTS = len(RETRY_DELAYS_S) + 1
 GAVE_UP_REASON = f"a message was not delivered in {MAX_ATTEMPTS} attempts over {sum(RETRY_DELAYS_S) / 86_400:.1f} days"
+TOO_MANY_REQUESTS = 429
 MAX_RESENT = 500  # messages of one channel that are searched for firing alerts
 Send = Callable[[Channel, Message], Receipt]
 
@@ -86,12 +87,16 @@ def filter_deliveries(
 
 @transaction.atomic
 def replay(notification: Notification, now: datetime) -> Notification:
-    """Send a delivered or failed message again: at once, under the same id, with a new retry schedule."""
-    finished = Notification.objects.filter(pk=notification.pk).exclude(state=NotificationState.PENDING)
-    if not finished.update(
+    """Send a message at once, under the same id, with a new retry schedule.
+
+    One that was delivered, failed, or waits for its next attempt; ConflictError for one that is being sent.
+    """
+    is_waiting = Q(state=NotificationState.PENDING, attempts__gt=0, leased_until=None)
+    is_finished = ~Q(state=NotificationState.PENDING)
+    if not Notification.objects.filter(is_waiting | is_finished, pk=notification.pk).update(
         state=NotificationState.PENDING, next_at=now, leased_until=None, finished_at=None, tried_before=F("attempts")
     ):
-        raise ConflictError("The message is still being delivered.")
+        raise ConflictError("The message is being sent.")
     wake(DELIVER)
     notification.refresh_from_db()
     return notification
@@ -201,10 +206,21 @@ def record_outcome(claim: Claim, outcome: Outcome, now: datetime) -> None:
     claimed = pending.filter(attempts=claim.number)
     if error is None:
         claimed.update(state=NotificationState.DELIVERED, finished_at=now, leased_until=None)
+        if channel.failed_at is not None:
+            retry_waiting(channel, now)
     else:
         log.warning("channel %s: attempt %s failed: %s", channel.name, claim.number, error)
         _retry_or_fail(claim, claimed, error, now)
     _record_health(channel, None if error is None else str(error), now)
+
+
+def retry_waiting(channel: Channel, now: datetime) -> None:
+    """Make the messages due that wait for another attempt: the receiver works again. Not those it asked to delay."""
+    delayed = DeliveryAttempt.objects.filter(
+        notification=OuterRef("pk"), number=OuterRef("attempts"), status=TOO_MANY_REQUESTS
+    )
+    waiting = Notification.objects.filter(channel=channel, state=NotificationState.PENDING, leased_until=None)
+    waiting.filter(~Exists(delayed), attempts__gt=0, next_at__gt=now).update(next_at=now)
 
 
 def _record_health(channel: Channel, error: str | None, now: datetime) -> None:

@@ -110,11 +110,13 @@ def alert_page(request: HttpRequest, alert_id: int) -> HttpResponse:
     alert = get_object_or_404(Alert.objects.select_related("rule", "rule__group", "pool"), pk=alert_id)
     now = timezone.now()
     notifications = Notification.objects.filter(alert_ids__contains=[alert.pk], created_at__gte=alert.started_at)
+    listed = list(notifications.select_related("channel").order_by("number")[:PAGE])
     context = {
         "alert": alert,
         "kind": KINDS[alert.rule.kind],
         "history": alert.history.select_related("by"),
-        "notifications": notifications.select_related("channel").order_by("number")[:PAGE],
+        "notifications": listed,
+        "overdue": sorted({notification.channel.name for notification in listed if notification.is_overdue}),
         "overview": overview_path(alert, now),
         "policy_ids": _policies_of_causes(request, [alert]),
         "is_open": alert.state != AlertState.RESOLVED,

@@ -139,6 +139,15 @@ def test_an_enabled_channel_sends_its_pending_messages(channel, clock, time_mach
     assert (waiting.state, waiting.next_at) == ("pending", T0 + timedelta(seconds=5))
 
 
+def test_a_channel_with_another_url_sends_its_pending_messages(channel, clock, time_machine):
+    queue_messages(channel, "firing")
+    Notification.objects.update(attempts=3, next_at=T0 + timedelta(days=1))
+    time_machine.move_to(T0, tick=False)
+    update_channel(channel, config={"url": "https://hooks.example/repaired", "secret": None})
+
+    assert outbox.deliver_due(clock, ScriptedSender()) == 1
+
+
 def test_a_replay_sends_the_same_id_again(queued, receiver, clock):
     outbox.deliver_due(clock)
     replay(Notification.objects.get(), clock())
@@ -156,6 +165,37 @@ def test_a_replayed_message_restarts_its_schedule(queued, clock):
     assert (Notification.objects.get().next_at - clock()).total_seconds() == 5
 
 
-def test_a_pending_message_cannot_be_replayed(queued, clock):
+def test_a_message_cannot_be_replayed_before_its_first_attempt_or_while_it_is_sent(queued, clock):
     with pytest.raises(ConflictError):
         replay(queued, clock())
+    outbox.claim_next(clock())
+    with pytest.raises(ConflictError):
+        replay(queued, clock())
+
+
+def test_a_message_that_waits_for_its_next_attempt_can_be_sent_at_once(queued, clock):
+    for wait_s in (0, 5):
+        clock.forward(wait_s)
+        outbox.deliver_due(clock, ScriptedSender(connection_error()))
+    assert Notification.objects.get().next_at == clock() + timedelta(minutes=5)
+    replay(queued, clock())
+
+    assert outbox.deliver_due(clock) == 1
+    assert Notification.objects.get().state == "delivered"
+
+
+def test_a_delivery_after_failures_makes_the_messages_due_that_the_receiver_did_not_ask_to_delay(channel, clock):
+    (waiting,), (delayed,) = (queue_messages(channel, "firing", alert=alert) for alert in (1, 2))
+    limited = DeliveryError("429", status=429, retryable=True, retry_after_s=60.0)
+    for message, error in ((waiting, connection_error()), (delayed, limited)):
+        Notification.objects.exclude(pk=message.pk).update(next_at=T0 + timedelta(days=1))
+        outbox.deliver_due(clock, ScriptedSender(error))
+        Notification.objects.filter(attempts=0).update(next_at=T0)
+    channel.refresh_from_db()
+    test_send(channel)
+    Notification.objects.filter(kind="test").update(next_at=T0)
+
+    assert outbox.deliver_due(clock) == 2
+    assert dict(Notification.objects.values_list("alert_ids__0", "state")) == {
+        None: "delivered", 1: "delivered", 2: "pending",
+    }  # fmt: skip
