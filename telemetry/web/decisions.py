@@ -88,6 +88,8 @@ def block_limit_ratio(decision: Decision) -> float | None:
 def comparison_text(decision: Decision) -> str:
     """How the prediction and the response compare, as a sentence."""
     tokens, cached = decision.prompt_tokens, decision.cached_tokens
+    if decision.status is not None and decision.status >= 400:
+        return _failure_text(decision.status)
     if cached is None or not tokens:
         return "The response did not report cached tokens, so it is not known whether the cache was used."
     reported = f"{cached:,} of {tokens:,} prompt tokens came from the cache"
@@ -99,6 +101,13 @@ def comparison_text(decision: Decision) -> str:
     if difference < 0:
         return f"{reported}, {-difference:,} fewer than predicted: they were evicted or never computed on this replica."
     return f"{reported}, {difference:,} more than predicted: another router or a shared cache tier supplied them."
+
+
+def _failure_text(status: int) -> str:
+    if status >= 500:
+        return f"The request failed with status {status}, so it is not known whether the cache was used."
+    why = "the engine does not serve the model that the request names" if status == 404 else "the request is invalid"
+    return f"Rejected with status {status}, usually because {why}. No prompt was computed."
 
 
 def predicted_tokens(decision: Decision) -> int:

@@ -100,6 +100,7 @@ def share_within(subject: Subject, window: Window, objective_s: float) -> ShareW
 COUNTED = (
     "requests",
     "ok_requests",
+    "client_error_requests",
     "usage_reported",
     "replica_error_requests",
     "router_error_requests",
@@ -123,6 +124,7 @@ class GroupTiles:
     requests_per_s: float | None = None
     prompt_tokens_per_s: float | None = None
     failed_ratio: float | None = None
+    rejected_ratio: float | None = None  # responses with a client error (4xx) / all requests
     accounted_ratio: float | None = None  # share of successful responses that the hit rate covers
 
 
@@ -158,6 +160,7 @@ def group_tiles(subject: Subject, window: Window) -> GroupTiles:
         requests_per_s=sums.per_second(requests, coverages),
         prompt_tokens_per_s=sums.per_second(prompt, coverages),
         failed_ratio=_failed_ratio(rows),
+        rejected_ratio=ratio(total(rows, "client_error_requests"), requests),
         accounted_ratio=_accounted_ratio(rows),
     )
 

@@ -97,6 +97,14 @@ def test_a_group_shows_its_objective_its_prefix_and_where_its_requests_go(visito
     assert re.search(r'href="/replicas/gpu-1/">gpu-1</a>.*?100\.0 %', text, re.DOTALL)
 
 
+def test_a_group_says_how_many_requests_were_rejected_as_invalid(visitor, fleet):
+    assert "were rejected as invalid" not in visitor.get("/pools/chat/groups/coding/").text
+    RouterReading.objects.filter(group="coding").update(client_error_requests=F("requests") / 2)
+
+    text = visitor.get("/pools/chat/groups/coding/").text
+    assert re.search(r"<strong>(50|49)\.\d..?</strong> were rejected as invalid", text)
+
+
 def test_a_group_without_a_policy_of_its_own_is_placed_by_the_pools(visitor, fleet):
     assert RoutingPolicy.objects.filter(group__isnull=False).count() == 0
     assert "chat r2" in visitor.get("/pools/chat/groups/coding/").text

@@ -8,8 +8,9 @@ import pytest
 from controlplane.models import Pool, Replica, Role
 from controlplane.services.access.users import set_role
 from controlplane.services.fleet.pools import create_pool, create_project
+from telemetry.models import Decision
 from telemetry.services.lab import decisions as service
-from telemetry.web.decisions import parse_place, place_of
+from telemetry.web.decisions import comparison_text, parse_place, place_of
 from tests.telemetry.stored_decisions import a_router, decided, decided_in_a_row
 
 CANDIDATES = [
@@ -35,6 +36,18 @@ STRUCTURE = {
 def router(visitor):
     create_pool("chat")
     return a_router()
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (404, "does not serve the model that the request names. No prompt was computed"),
+        (400, "the request is invalid. No prompt was computed"),
+        (503, "failed with status 503"),
+    ],
+)
+def test_a_request_without_a_response_of_the_engine_says_why_its_prediction_does_not_count(status, text):
+    assert text in comparison_text(Decision(status=status, hit_tokens=800, replica="gpu-1"))
 
 
 def ids(text):
