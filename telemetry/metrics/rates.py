@@ -106,6 +106,12 @@ class RouterCounts:
         """Reported cached tokens / prompt tokens, of the responses with a prediction."""
         return ratio(self.predicted_cached_tokens, self.predicted_prompt_tokens)
 
+    @property
+    def share_predicted(self) -> float | None:
+        """Responses with a prediction / responses that reported cached tokens, at most 1."""
+        share = ratio(self.predicted_responses, self.reported_responses)
+        return None if share is None else min(share, 1.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -159,11 +165,15 @@ def _compare_prediction(responses: RouterCounts, min_requests: float) -> Compari
         return Comparison(Agreement.TOO_FEW, f"Fewer than {min_requests:g} responses had a prediction.")
     if responses.predicted_ratio is None or responses.delivered_ratio is None:
         return Comparison(Agreement.NOT_REPORTED, "The responses with a prediction had no tokens.")
-    return _compare_rates((responses.predicted_ratio, responses.delivered_ratio), "prediction", is_of_prediction=True)
+    rates, share = (responses.predicted_ratio, responses.delivered_ratio), responses.share_predicted
+    part = f"{share * 100:.0f} % of responses that had one" if share is not None and share < NEARLY_ALL else "responses"
+    return _compare_rates(rates, "prediction", part, is_of_prediction=True)
 
 
-def _compare_rates(rates: tuple[float, float], source: str, *, is_of_prediction: bool = False) -> Comparison:
+def _compare_rates(
+    rates: tuple[float, float], source: str, part: str = "responses", *, is_of_prediction: bool = False
+) -> Comparison:
     points = abs(rates[0] - rates[1]) * 100
     agreement = Agreement.DISAGREE if points > MAX_DIFFERENCE_POINTS + 1e-9 else Agreement.AGREE
-    reason = f"The {source} and the responses differ by {points:.1f} points."
+    reason = f"The {source} and the {part} differ by {points:.1f} points."
     return Comparison(agreement, reason, rates, is_of_prediction)

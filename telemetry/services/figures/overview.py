@@ -22,6 +22,7 @@ from telemetry.storage import sums
 from telemetry.storage.reachable import reachable_by_group, reachable_share
 from telemetry.storage.replica_facts import COLD_S, hit_rate_replicas, is_decode, removed_replicas
 
+NOT_ATTEMPTED = "no recent scrape attempt"
 SILENT_INTERVALS = 3  # scrape intervals without an attempt: the scraper itself is down
 
 
@@ -43,7 +44,7 @@ def health_of(state: ScrapeState | None, now: datetime, *, added_at: datetime | 
     if state is None:
         return TargetHealth("unknown", "not scraped yet")
     if (now - state.at).total_seconds() > SILENT_INTERVALS * settings.SCRAPE_INTERVAL_S + 1:
-        return TargetHealth("stale", "no recent scrape attempt")
+        return TargetHealth("stale", NOT_ATTEMPTED)
     if state.ok_at is None and state.failures and added_at is not None:
         left_s = STARTING_S - (now - added_at).total_seconds()
         if left_s > 0:
@@ -122,7 +123,6 @@ def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
     hit_rate_rows = [row for row in engine if row.replica_id in counted_ids]
     queries = sum_known(row.queries for row in hit_rate_rows)
     now = timezone.now()
-    healths = [health_of(states.get(pk), now) for pk in ids]
     return FleetTiles(
         hit_rate_ratio=hit_rate_ratio(
             queries, sum_known(row.hits for row in hit_rate_rows), sum_known(row.external_hits for row in hit_rate_rows)
@@ -138,10 +138,16 @@ def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
         requests_per_s=_requests_per_s(routed, coverage, [row for row in engine if row.replica_id in set(ids)]),
         running=sum_known(gauge.running for gauge in gauges),
         waiting=sum_known(gauge.waiting for gauge in gauges),
-        replicas_up=sum(health.is_serving for health in healths) if set(ids) & set(states) else None,
+        replicas_up=_replicas_up([health_of(states.get(pk), now) for pk in ids]),
         replicas_total=len(replicas),
         read_at=max((state.ok_at for state in states.values() if state.ok_at), default=None),
     )
+
+
+def _replicas_up(healths: Sequence[TargetHealth]) -> int | None:
+    """Replicas that serve requests; None if there was no scrape attempt that could tell."""
+    known = [health for health in healths if health.status != "unknown" and health.reason != NOT_ATTEMPTED]
+    return sum(health.is_serving for health in known) if known else None
 
 
 def replica_rows(pools: Pools, window: Window) -> list[ReplicaRow]:

@@ -164,6 +164,15 @@ def test_a_replica_that_stopped_answering_says_since_when(visitor, fleet, noon):
         assert "No successful scrape since" in visitor.get("/replicas/gpu-1/").text
 
 
+def test_tiles_say_until_when_they_were_scraped_and_do_not_count_replicas_that_nobody_asked(visitor, fleet, noon):
+    with time_machine.travel(noon + timedelta(seconds=30), tick=False):
+        text = visitor.get("/pools/chat/").text
+
+    assert "Hit rate, scraped until <time" in text
+    assert "last minute" not in text
+    assert re.search(r'Replicas up</span><span class="value none">unknown', text)
+
+
 @pytest.mark.parametrize(
     "path",
     ["/pools/none/", "/pools/none/live/", "/pools/none/groups/coding/", "/replicas/none/", "/replicas/none/live/"],

@@ -80,6 +80,17 @@ def test_the_table_shows_which_rates_agree(pool, disagreeing):
     assert "No replicas yet" in render_to_string("telemetry/reconciliation.html", {"rows": []})
 
 
+def test_a_prediction_of_some_responses_says_of_how_many_and_is_compared_with_those(pool, router, replicas):
+    told(router, "r1", 5_000, predicted_responses=250, predicted_prompt_tokens=25_000, predicted_tokens=20_000)
+
+    rows = reconcile([pool], MINUTE)
+
+    assert rows[0].comparison.rates == (0.8, 0.2)  # of all responses it is 0.1
+    assert "The prediction and the 50 % of responses that had one differ by 60.0 points" in rows[0].comparison.reason
+    page = render_to_string("telemetry/reconciliation.html", {"rows": rows})
+    assert '80.0 % <span class="muted small">of 50.0 % of responses' in page.replace("\xa0", " ")
+
+
 def test_an_engine_s_notes_name_what_it_lacks_and_what_skews_it(pool, replicas):
     """H13, H19: a gap names nothing, so the newest scrape that succeeded counts."""
     old, new, decode = replicas
