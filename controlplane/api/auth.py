@@ -14,10 +14,10 @@ from rest_framework.exceptions import AuthenticationFailed, MethodNotAllowed, Pe
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
-from controlplane.access.actor import Actor, actor_of, project_id_of
+from controlplane.access.actor import HIGHEST_ROLE, Actor, actor_of, project_id_of
 from controlplane.access.middleware import lacks_second_factor, must_reauthenticate
 from controlplane.access.rules import needed_role, permits
-from controlplane.models import ApiToken, Role
+from controlplane.models import ApiToken, Role, Scope
 from controlplane.request_origin import current_origin, set_origin
 from controlplane.services.access.tokens import find_token, record_use
 
@@ -66,6 +66,8 @@ class RouterAuthentication(BearerAuthentication):
 class HasRole(BasePermission):
     """The role that the rule table requires: held in some project, and in the project of the object in the URL."""
 
+    message: str
+
     def has_permission(self, request: Request, view: Any) -> bool:
         """Whether the actor holds the role anywhere. Lists and request bodies are restricted to projects later."""
         method = request.method or ""
@@ -73,6 +75,7 @@ class HasRole(BasePermission):
             raise MethodNotAllowed(method)
         needed = needed_role_of(request)
         if needed is None or not permits(actor(request), route_of(request), needed):
+            self.message = denial_text(request, needed)
             return False
         if request.auth is None:
             _check_session(request)
@@ -81,7 +84,23 @@ class HasRole(BasePermission):
     def has_object_permission(self, request: Request, view: Any, obj: Model) -> bool:  # noqa: ARG002 - DRF's signature
         """Whether the role suffices in the object's project. An invisible object is a 404 before this is called."""
         needed = needed_role_of(request)
-        return needed is not None and actor(request).may(needed, project_id_of(obj))
+        if needed is not None and actor(request).may(needed, project_id_of(obj)):
+            return True
+        self.message = denial_text(request, needed)
+        return False
+
+
+def denial_text(request: Request, needed: Role | None) -> str:
+    """Which role the request needs, and which scope of a token allows it."""
+    if needed is None:
+        return "No role allows this request."
+    text = f"This request needs the role {needed.label.lower()}."
+    if isinstance(request.auth, ApiToken):
+        granted = max((HIGHEST_ROLE[Scope(scope)] for scope in request.auth.scopes), key=lambda role: role.rank)
+        if not granted.covers(needed):
+            scope = next(scope for scope, role in HIGHEST_ROLE.items() if role.covers(needed))
+            return f"{text} The token has the scope {', '.join(request.auth.scopes)}; the scope {scope} allows it."
+    return text
 
 
 class IsRouter(BasePermission):

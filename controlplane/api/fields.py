@@ -13,7 +13,7 @@ from rest_framework.exceptions import PermissionDenied
 from rest_framework.request import Request
 
 from controlplane.access.actor import project_id_of, visible
-from controlplane.api.auth import actor, needed_role_of
+from controlplane.api.auth import actor, denial_text, needed_role_of
 from controlplane.schema_fields import json_schemas
 
 
@@ -51,7 +51,7 @@ def check_allowed(request: Request, row: Model) -> None:
     """PermissionDenied unless the actor holds the role of this route and method in the row's project."""
     needed = needed_role_of(request)
     if needed is None or not actor(request).may(needed, project_id_of(row)):
-        raise PermissionDenied
+        raise PermissionDenied(denial_text(request, needed))
 
 
 def check_unknown_fields(data: Mapping[str, Any], fields: Mapping[str, Any]) -> None:

@@ -85,6 +85,11 @@ class ApiToken(models.Model):
     def __str__(self) -> str:
         return f"{self.name} (wp_{self.key_id})"
 
+    @property
+    def is_expired(self) -> bool:
+        """Whether it is no longer valid because of its age."""
+        return self.expires_at is not None and self.expires_at <= timezone.now()
+
 
 class UserSession(models.Model):
     """A signed-in browser session, for the list of sessions. Django stores the session data.

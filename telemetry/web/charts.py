@@ -33,7 +33,13 @@ class View:
     query: Query
     kinds: frozenset[Kind] = ALL  # of subjects
     stacked: bool = False
+    per: str = ""  # what a count is divided by: "second"
     empty: str = ""  # why there may be no data although scrapes succeed; "": by the states of the lines
+
+    @property
+    def unit_text(self) -> str:
+        """The unit in words, for the header of a column."""
+        return f"{self.unit} per {self.per}" if self.per else self.unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +210,15 @@ UTILIZATION = Chart(
             stacked=True,
             empty="no engine reported waiting requests by reason",
         ),
-        View("preemptions", "Preempted", "Preemptions per second", "count", chart_series.preemptions, ENGINES),
+        View(
+            "preemptions",
+            "Preempted",
+            "Preemptions per second",
+            "count",
+            chart_series.preemptions,
+            ENGINES,
+            per="second",
+        ),
     ),
     "KV usage is the share of KV blocks that running requests use; unused cached blocks do not count. Waiting by "
     "reason: capacity, or deferred by a temporary constraint such as a LoRA limit or a KV transfer.",
@@ -213,7 +227,7 @@ REQUESTS = Chart(
     "requests",
     "req",
     (
-        View("", "Outcomes", "Requests per second by outcome", "count", chart_series.outcomes),
+        View("", "Outcomes", "Requests per second by outcome", "count", chart_series.outcomes, per="second"),
         View(
             "placed",
             "Replicas",

@@ -82,5 +82,5 @@ def record_use(token: ApiToken) -> None:
 
 
 def _is_valid(token: ApiToken) -> bool:
-    has_expired = token.expires_at is not None and token.expires_at <= timezone.now()
+    has_expired = token.is_expired
     return token.revoked_at is None and not has_expired and token.user.is_active

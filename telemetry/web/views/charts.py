@@ -53,7 +53,7 @@ def chart_csv(request: HttpRequest, slug: str) -> HttpResponseBase:
     notes = [" ".join(notes_of(lines))] if notes_of(lines) else []
 
     def rows() -> Iterator[list[Any]]:
-        yield ["time", *(f"{line.label} ({view.unit})" for line in lines), *(["notes"] if notes else [])]
+        yield ["time", *(f"{line.label} ({view.unit_text})" for line in lines), *(["notes"] if notes else [])]
         for step, at in _steps(lines):
             yield [at.isoformat(), *(line.points[step][1] for line in lines), *notes]
 

@@ -15,6 +15,7 @@ from controlplane.models import Event, Pool, Rollout
 from controlplane.web.base import int_parameter, viewable
 from telemetry.services.lab.reports import Comparison, Report, report_of, report_windows
 from telemetry.web.ranges import length_s
+from telemetry.web.tags import report_change
 
 SPANS = {"1h": "1 hour", "6h": "6 hours", "24h": "24 hours", "7d": "7 days"}
 DEFAULT = "24h"
@@ -58,7 +59,7 @@ def report_page(request: HttpRequest) -> HttpResponse:
         "error": error,
         "report": report,
         "now": timezone.now(),
-        "rows": _rows(report.pool, FIGURES) if report else [],
+        "rows": comparison_rows(report.pool, FIGURES) if report else [],
         "groups": _group_rows(report) if report else [],
     }
     return render(request, "telemetry/report.html", context, status=422 if error and not rollout else 200)
@@ -87,12 +88,13 @@ def _at(request: HttpRequest) -> datetime | None:
     return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
 
 
-def _rows(row: Comparison, figures: tuple[tuple[str, str, str, bool | None], ...]) -> list[dict[str, Any]]:
+def comparison_rows(row: Comparison, figures: tuple[tuple[str, str, str, bool | None], ...]) -> list[dict[str, Any]]:
     """Each figure with its values before and after, and whether the difference is good news."""
     found = []
     for name, label, unit, less_is_better in figures:
         change = row.difference(name)
-        is_good = None if not change or less_is_better is None else (change < 0) == less_is_better
+        is_shown = any(digit in "123456789" for digit in report_change(change, unit))
+        is_good = None if not change or not is_shown or less_is_better is None else (change < 0) == less_is_better
         found.append(
             {
                 "label": label,
@@ -108,4 +110,4 @@ def _rows(row: Comparison, figures: tuple[tuple[str, str, str, bool | None], ...
 
 def _group_rows(report: Report) -> list[tuple[str, list[dict[str, Any]]]]:
     shown = GROUP_FIGURES if report.price else UNPRICED_GROUP_FIGURES
-    return [(row.name, _rows(row, shown)) for row in report.groups]
+    return [(row.name, comparison_rows(row, shown)) for row in report.groups]

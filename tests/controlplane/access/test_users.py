@@ -1,9 +1,10 @@
 """Users and their roles."""
 
 import pytest
+from django.utils import timezone
 
 from controlplane.errors import ConflictError, InvalidError, NameTakenError
-from controlplane.models import AuditEntry, Role
+from controlplane.models import ApiToken, AuditEntry, Role
 from controlplane.services.access.users import add_user, set_active, set_password, set_role
 from controlplane.services.fleet.pools import create_project, remove_project
 
@@ -106,6 +107,9 @@ def test_a_user_creates_a_token_that_is_shown_once(client, here, user_with):
     page = client.get("/tokens/").content.decode()
     assert "nightly" in page
     assert "not shown again" not in page
+    assert ">expired<" not in page
+    ApiToken.objects.update(expires_at=timezone.now())
+    assert ">expired<" in client.get("/tokens/").content.decode()
 
 
 def test_only_admins_revoke_tokens_of_others(client, here, user_with):

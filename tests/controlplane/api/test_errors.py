@@ -58,6 +58,17 @@ def test_a_read_token_cannot_change_anything(pool, client_with):
 
 
 @pytest.mark.django_db
+def test_a_rejection_names_the_role_and_the_scope_that_the_request_needs(pool, client_with):
+    problem = client_with("read").patch(f"{ROOT}pools/default", {"description": "x"}).json()
+    assert problem["detail"] == (
+        "This request needs the role editor. The token has the scope read; the scope write allows it."
+    )
+    assert "role admin. The token has the scope write; the scope admin" in (
+        client_with("write").get(f"{ROOT}tokens").json()["detail"]
+    )
+
+
+@pytest.mark.django_db
 def test_only_administrators_see_tokens(pool, client_with):
     for scope, status in (("read", 403), ("write", 403), ("admin", 200)):
         assert client_with(scope).get(f"{ROOT}tokens").status_code == status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -12,6 +13,8 @@ from controlplane.services.fleet.pools import update_pool
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from telemetry.models import Decision, WhatIf
 from telemetry.services.lab.replays import update_curve
+from telemetry.services.lab.reports import NOTHING, Comparison
+from telemetry.web.views.reports import FIGURES, comparison_rows
 from tests.telemetry.services.lab.test_breakdowns import fleet as room  # noqa: F401 - a fixture
 from tests.telemetry.services.lab.test_reports import traffic  # noqa: F401 - a fixture
 from tests.telemetry.services.lab.test_sizing import COSTS, bins
@@ -153,6 +156,18 @@ def test_a_report_shows_both_windows_and_unknown_figures_as_unknown(
         page = visitor.get("/report/", with_clock_at_one).text
     for words in ("30.0 %", "60.0 %", "+30.0 points", "better", "unknown", "No price is set", "streamed responses"):
         assert words in page, words
+
+
+def test_a_difference_that_is_shown_as_zero_is_neither_better_nor_worse():
+    def side(hit_rate):
+        return replace(NOTHING, hit_rate=hit_rate)
+
+    def word(after):
+        return next(row["word"] for row in comparison_rows(Comparison("", side(0.5), side(after)), FIGURES) if row["word"])
+
+    assert word(0.502) == "better"
+    with pytest.raises(StopIteration):
+        word(0.4996)
 
 
 @pytest.mark.parametrize("query", ["at=yesterday", "span=5s", "span=1000d", "span=x"])

@@ -67,6 +67,8 @@ def test_csv_has_a_column_per_line_and_leaves_the_unknown_empty(visitor, fleet):
     assert rows[1][1:] == ["", "", "", ""]
     assert 0 < float(rows[-2][1]) < 1
     assert "attachment" in answer["Content-Disposition"]
+    rates = visitor.get("/charts/requests.csv?range=15m").text.splitlines()[0]
+    assert rates.startswith("time,OK (count per second)")
 
 
 def test_json_says_why_a_value_is_missing(visitor, fleet):
