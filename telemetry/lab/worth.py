@@ -97,7 +97,7 @@ def _worth(verdict: RoutingVerdict, placements: Placements | None, reason: str) 
         points = round(100 * max(placements.difference, 0.0))
         gain = f"{points} point{'' if points == 1 else 's'} of hit rate"
         effect = f"round robin would lose up to {gain}" if is_worth else f"prefix routing would bring up to {gain}"
-    advice = "Predict hit rate and TTFT of lowest_cost on this traffic before you publish it."
+    advice = "Compare the active policy with others on this traffic, by a what-if, before you publish another one."
     return Assessment(verdict, f"{beginning}: {effect}.", reason, advice, "what-if")
 
 

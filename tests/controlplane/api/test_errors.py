@@ -63,8 +63,9 @@ def test_a_rejection_names_the_role_and_the_scope_that_the_request_needs(pool, c
     assert problem["detail"] == (
         "This request needs the role editor. The token has the scope read; the scope write allows it."
     )
-    assert "role admin. The token has the scope write; the scope admin" in (
-        client_with("write").get(f"{ROOT}tokens").json()["detail"]
+    assert (
+        "role admin. The token has the scope write; the scope admin"
+        in (client_with("write").get(f"{ROOT}tokens").json()["detail"])
     )
 
 

@@ -163,7 +163,9 @@ def test_a_difference_that_is_shown_as_zero_is_neither_better_nor_worse():
         return replace(NOTHING, hit_rate=hit_rate)
 
     def word(after):
-        return next(row["word"] for row in comparison_rows(Comparison("", side(0.5), side(after)), FIGURES) if row["word"])
+        return next(
+            row["word"] for row in comparison_rows(Comparison("", side(0.5), side(after)), FIGURES) if row["word"]
+        )
 
     assert word(0.502) == "better"
     with pytest.raises(StopIteration):
