@@ -121,6 +121,8 @@ def inhibits(source: Alert, alert: Alert, now: datetime) -> bool:
     if alert.rule.kind in _FLEET_WIDE and source.rule.kind == alert.rule.kind:
         in_project = source.pool.project_id == alert.pool.project_id
         return in_project and source.pk < alert.pk and source.suppression is None
+    if source.pool_id == alert.pool_id and _drop_includes(source, alert):
+        return True
     if source.pool_id != alert.pool_id or alert.rule.kind not in INHIBITED_BY.get(source.rule.kind, frozenset()):
         return False
     if source.subject and not alert.subject:
@@ -129,6 +131,14 @@ def inhibits(source: Alert, alert: Alert, now: datetime) -> bool:
         down_at = source.started_at - timedelta(seconds=2 * (source.limit or 0.0))
         return alert.started_at >= down_at and now < source.started_at + MAX_EXPLAINED
     return not (source.subject and alert.subject) or source.subject == alert.subject
+
+
+def _drop_includes(source: Alert, alert: Alert) -> bool:
+    """Whether a drop of the pool is partly that of a task group."""
+    of_pool, of_group = source.rule, alert.rule
+    if not (of_pool.kind == of_group.kind == RuleKind.HIT_RATE_DROP and of_pool.group is None and of_group.group):
+        return False
+    return of_group.group.name in {group.get("name") for group in source.detail.get("groups") or ()}
 
 
 def notify_due(now: datetime, verdicts: Mapping[int, Verdict] | None = None) -> int:

@@ -143,6 +143,7 @@ def _group(state: PageState, pool: Pool, group: TaskGroup | None) -> dict[str, A
         **live_context(state),
         "pool": pool,
         "group": group,
+        "rules": group.alert_rules.order_by("name") if group else (),
         "tiles": group_tiles(state.subject, state.range.now),
         "shares": replica_shares(state.subject, state.range.table),
         "revisions": active_revisions(group, pool.pk),

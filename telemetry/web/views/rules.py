@@ -25,11 +25,19 @@ from telemetry.web.forms import RuleForm
 
 @require_http_methods(["GET", "POST"])
 def rule_new(request: HttpRequest) -> HttpResponse:
-    """Add a rule of the kind in the URL."""
+    """Add a rule of the kind in the URL, for the pool and the task group in it."""
     name = request.GET.get("kind", "")
     kind = KINDS[name if name in KINDS else RuleKind.HIT_RATE_DROP.value]
-    initial = {"name": kind.label, "enabled": True, "severity": Severity.WARNING, "repeat_s": REPEAT_S}
-    form = RuleForm(kind, _data(request, initial), initial=initial, pools=manageable(request, Pool.objects.all()))
+    pools, group = manageable(request, Pool.objects.all()), request.GET.get("group", "")
+    initial = {
+        "name": f"{kind.label} of {group}" if group else kind.label,
+        "enabled": True,
+        "pool": pools.filter(name=request.GET.get("pool", "")).first(),
+        "group": group,
+        "severity": Severity.WARNING,
+        "repeat_s": REPEAT_S,
+    }
+    form = RuleForm(kind, _data(request, initial), initial=initial, pools=pools)
     page = {"title": "Add alert rule", "action": "Add rule"}
     if form.is_valid():
         pool, arguments = form.cleaned_data["pool"], form.arguments()

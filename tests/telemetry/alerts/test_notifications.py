@@ -287,6 +287,22 @@ def test_a_down_replica_inhibits_later_drops_of_its_pool_for_a_while(pool, chann
     assert bool(fresh(drop).suppression) is is_suppressed
 
 
+@pytest.mark.parametrize(("part", "is_suppressed"), [("coding", True), ("chat", False)])
+def test_a_drop_of_a_pool_inhibits_that_of_a_task_group_which_is_part_of_it(pool, channel, part, is_suppressed):
+    create_task_group(pool, "coding")
+    rule = create_rule(pool, name="coding", group="coding")
+    of_pool = firing(pool)
+    Alert.objects.filter(pk=of_pool.pk).update(detail={"groups": [{"name": part}]})
+    of_group = Alert.objects.create(
+        rule=rule, pool=pool, state="firing", started_at=at(0), last_breach_at=at(0), fired_at=at(0),
+        labels=alert_labels(rule, ""), severity=rule.severity, summary="coding.",
+    )  # fmt: skip
+    notify_due(at(10))
+
+    assert ((fresh(of_group).suppression or {}).get("by") == of_pool.pk) is is_suppressed
+    assert fresh(of_pool).suppression is None
+
+
 def test_a_down_replica_inhibits_its_own_prediction_gap_only(pool, channel):
     firing(pool, "replica_down", subject="r1")
     gaps = [firing(pool, "prediction_gap", subject=name) for name in ("r1", "r2")]

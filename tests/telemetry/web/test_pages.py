@@ -13,6 +13,7 @@ from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group, update_task_group
 from telemetry.models import Alert, Reading, RouterReading, ScrapeState
+from telemetry.services.alerts.rules import create_rule
 from telemetry.web.charts import CHARTS
 from tests.fleet_history import drop_alert, warm_fleet
 
@@ -95,6 +96,19 @@ def test_a_group_shows_its_objective_its_prefix_and_where_its_requests_go(visito
     assert "objective 70.0 %" in text
     assert "00ff00ff00ff00ff" in text
     assert re.search(r'href="/replicas/gpu-1/">gpu-1</a>.*?100\.0 %', text, re.DOTALL)
+
+
+def test_a_group_lists_its_alert_rules_and_one_is_added_for_it(visitor, fleet):
+    page = visitor.get("/pools/chat/groups/coding/").text
+    assert "only if it lowers the hit rate of the whole pool" in page
+    url = re.search(r'href="(/alerts/rules/new/\?[^"]+)"', page)[1].replace("&amp;", "&")
+    form = visitor.get(url).text
+    assert re.search(r'name="group" value="coding"', form)
+    assert re.search(r"<option [^>]*selected[^>]*>chat</option>", form)
+    create_rule(fleet, kind="hit_rate_drop", name="Hit rate drop of coding", group="coding")
+    page = visitor.get("/pools/chat/groups/coding/").text
+    assert "Hit rate drop of coding</dt>" in page
+    assert "only if it lowers" not in page
 
 
 def test_a_group_says_how_many_requests_were_rejected_as_invalid(visitor, fleet):
@@ -191,7 +205,7 @@ def test_a_pool_without_replicas_says_the_next_step(visitor):
 
 
 @pytest.mark.parametrize(
-    ("path", "queries"), [("/pools/chat/", 53), ("/pools/chat/groups/coding/", 23), ("/replicas/gpu-1/", 27)]
+    ("path", "queries"), [("/pools/chat/", 53), ("/pools/chat/groups/coding/", 24), ("/replicas/gpu-1/", 27)]
 )
 def test_a_page_costs_the_same_whatever_the_fleets_size(visitor, noon, django_assert_num_queries, path, queries):
     warm_fleet(noon, seconds=60, replicas=9)
