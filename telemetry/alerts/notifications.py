@@ -134,9 +134,9 @@ def inhibits(source: Alert, alert: Alert, now: datetime) -> bool:
 
 
 def _drop_includes(source: Alert, alert: Alert) -> bool:
-    """Whether a drop of the pool is partly that of a task group."""
+    """Whether a drop of the pool that is notified is partly that of a task group."""
     of_pool, of_group = source.rule, alert.rule
-    if not (of_pool.kind == of_group.kind == RuleKind.HIT_RATE_DROP and of_pool.group is None and of_group.group):
+    if source.suppression or not (of_pool.kind == of_group.kind == RuleKind.HIT_RATE_DROP and of_pool.group is None and of_group.group):
         return False
     return of_group.group.name in {group.get("name") for group in source.detail.get("groups") or ()}
 
