@@ -135,10 +135,10 @@ def inhibits(source: Alert, alert: Alert, now: datetime) -> bool:
 
 def _drop_includes(source: Alert, alert: Alert) -> bool:
     """Whether a drop of the pool that is notified is partly that of a task group."""
-    of_pool, of_group = source.rule, alert.rule
-    if source.suppression or not (of_pool.kind == of_group.kind == RuleKind.HIT_RATE_DROP and of_pool.group is None and of_group.group):
+    kinds = {source.rule.kind, alert.rule.kind}
+    if kinds != {RuleKind.HIT_RATE_DROP} or source.suppression or source.rule.group or not alert.rule.group:
         return False
-    return of_group.group.name in {group.get("name") for group in source.detail.get("groups") or ()}
+    return alert.rule.group.name in {group.get("name") for group in source.detail.get("groups") or ()}
 
 
 def notify_due(now: datetime, verdicts: Mapping[int, Verdict] | None = None) -> int:
