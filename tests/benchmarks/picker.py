@@ -1,9 +1,10 @@
 """Envoy with a picker beside the router alone: ``python -m tests.benchmarks picker``.
 
 The same seeded conversations go through a router, and through Envoy with a picker, each before new stand-in replicas
-whose caches are smaller than the conversations; then plain requests and streams to measure CPU. ``hit``: cached
-tokens of all prompt tokens, as responses report, without the first part, which fills the caches. CPU is user and system
-time of all threads. ``--minutes M`` runs a soak instead: replicas are killed and started again while requests,
+whose caches are smaller than the conversations, several times with other conversations, because one run differs from
+the next by a point; then plain requests and streams to measure CPU. ``hit``: cached tokens of all prompt tokens, as
+responses report, without the first part, which fills the caches; the mean of all runs. CPU is user and system time of
+all threads. ``--minutes M`` runs a soak instead: replicas are killed and started again while requests,
 streams, and streams whose clients disconnect go through Envoy. Needs ``envoy`` on PATH or in the environment.
 """
 
@@ -37,6 +38,7 @@ REQUESTS = 600
 SKIP = 0.4  # of the requests, from the start, that is not counted
 CONCURRENCY = 6
 CPU_REQUESTS, CPU_STREAMS, STREAM_TOKENS = 400, 100, 100
+ROUNDS = 6
 GOAL_POINTS = 1.0
 KILL_EVERY_S, DOWN_S = 5.0, 1.0
 DISCONNECT_RATIO = 0.1
@@ -99,11 +101,14 @@ def main(arguments: Sequence[str] = ()) -> None:
 async def compare(requests: int, verdict: Verdict) -> dict[str, Side]:
     """Measure both ways in turn; their figures by name."""
     sides: dict[str, Side] = {}
-    for name in ("router", "picker"):
-        async with before_replicas(name) as (side, _):
-            sides[name] = side
-            side.hit_ratio = await hit_ratio(side.port, requests)
-            await measure_cpu(side)
+    for seed in range(SEED, SEED + ROUNDS):
+        for name in ("router", "picker"):
+            async with before_replicas(name) as (side, _):
+                mean = sides.setdefault(name, side)
+                mean.hit_ratio += await hit_ratio(side.port, requests, seed) / ROUNDS
+                if mean is side:
+                    await measure_cpu(side)
+    for name, side in sides.items():
         verdict.report(name, f"{100 * side.hit_ratio:.2f} % hit")
         for process, (request_us, token_us) in side.cpu_us.items():
             verdict.report(f"{name}: {process}", f"{request_us:.0f} us a request, {token_us:.1f} us a streamed token")
@@ -132,9 +137,9 @@ async def before_replicas(name: str) -> AsyncIterator[tuple[Side, list[Replica]]
         yield Side(ports["clients"], {"picker": picker, "envoy": envoy}, router), replicas
 
 
-async def hit_ratio(port: int, requests: int) -> float:
+async def hit_ratio(port: int, requests: int, seed: int) -> float:
     """Send the seeded conversations; cached tokens of all prompt tokens that are counted."""
-    workload = Conversations(SEED)
+    workload = Conversations(seed)
     usages: list[dict[str, Any]] = []
 
     async def client(http: aiohttp.ClientSession, count: int) -> None:
