@@ -66,8 +66,13 @@ def current_actor(user: User | AnonymousUser | None, token: ApiToken | None) -> 
     actor = roles_of(user)
     if token is None:
         return actor
-    highest = max((HIGHEST_ROLE[Scope(scope)] for scope in token.scopes), key=_rank)
+    highest = highest_role(token)
     return Actor({key: min(role, highest, key=_rank) for key, role in actor.roles.items()})
+
+
+def highest_role(token: ApiToken) -> Role:
+    """The highest role that the scopes of a token allow."""
+    return max((HIGHEST_ROLE[Scope(scope)] for scope in token.scopes), key=_rank)
 
 
 def roles_of(user: User | AnonymousUser | None) -> Actor:

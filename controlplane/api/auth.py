@@ -14,10 +14,10 @@ from rest_framework.exceptions import AuthenticationFailed, MethodNotAllowed, Pe
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
-from controlplane.access.actor import HIGHEST_ROLE, Actor, actor_of, project_id_of
+from controlplane.access.actor import HIGHEST_ROLE, Actor, actor_of, highest_role, project_id_of
 from controlplane.access.middleware import lacks_second_factor, must_reauthenticate
 from controlplane.access.rules import needed_role, permits
-from controlplane.models import ApiToken, Role, Scope
+from controlplane.models import ApiToken, Role
 from controlplane.request_origin import current_origin, set_origin
 from controlplane.services.access.tokens import find_token, record_use
 
@@ -95,11 +95,9 @@ def denial_text(request: Request, needed: Role | None) -> str:
     if needed is None:
         return "No role allows this request."
     text = f"This request needs the role {needed.label.lower()}."
-    if isinstance(request.auth, ApiToken):
-        granted = max((HIGHEST_ROLE[Scope(scope)] for scope in request.auth.scopes), key=lambda role: role.rank)
-        if not granted.covers(needed):
-            scope = next(scope for scope, role in HIGHEST_ROLE.items() if role.covers(needed))
-            return f"{text} The token has the scope {', '.join(request.auth.scopes)}; the scope {scope} allows it."
+    if isinstance(request.auth, ApiToken) and not highest_role(request.auth).covers(needed):
+        scope = next(scope for scope, role in HIGHEST_ROLE.items() if role.covers(needed))
+        return f"{text} The token has the scope {', '.join(request.auth.scopes)}; the scope {scope} allows it."
     return text
 
 

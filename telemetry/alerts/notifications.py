@@ -222,11 +222,8 @@ def _has_new_cause(alert: Alert, now: datetime) -> bool:
     if alert.fired_at is None or now > alert.fired_at + NEW_CAUSE_FOR:
         return False
     first = alert.causes[0]
-    return first["confidence"] >= MIN_NEW_CAUSE and cause_key(first) not in _notified_keys(alert)
-
-
-def _notified_keys(alert: Alert) -> set[str]:
-    return {cause["key"] for cause in alert.notified_causes or ()}
+    notified = {cause["key"] for cause in alert.notified_causes}
+    return first["confidence"] >= MIN_NEW_CAUSE and cause_key(first) not in notified
 
 
 def _store_notified_causes(alert: Alert) -> None:

@@ -104,9 +104,9 @@ async def compare(requests: int, verdict: Verdict) -> dict[str, Side]:
     for seed in range(SEED, SEED + ROUNDS):
         for name in ("router", "picker"):
             async with before_replicas(name) as (side, _):
-                mean = sides.setdefault(name, side)
-                mean.hit_ratio += await hit_ratio(side.port, requests, seed) / ROUNDS
-                if mean is side:
+                first = sides.setdefault(name, side)  # collects the mean of all rounds
+                first.hit_ratio += await hit_ratio(side.port, requests, seed) / ROUNDS
+                if first is side:
                     await measure_cpu(side)
     for name, side in sides.items():
         verdict.report(name, f"{100 * side.hit_ratio:.2f} % hit")

@@ -82,5 +82,4 @@ def record_use(token: ApiToken) -> None:
 
 
 def _is_valid(token: ApiToken) -> bool:
-    has_expired = token.is_expired
-    return token.revoked_at is None and not has_expired and token.user.is_active
+    return token.revoked_at is None and not token.is_expired and token.user.is_active

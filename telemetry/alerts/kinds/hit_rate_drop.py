@@ -239,7 +239,8 @@ def _summarize(scope: Scope, _: HitRateDropSettings, verdict: Verdict) -> str:
 def _since(figures: Mapping[str, Any]) -> str:
     """When the drop began, and in which task groups."""
     change_point = figures.get("onset")
-    since = f" since {datetime.fromisoformat(change_point):%H:%M:%S} UTC" if change_point else ""
+    word = "after a second fall at" if figures.get("worsened") else "since"
+    since = f" {word} {datetime.fromisoformat(change_point):%H:%M:%S} UTC" if change_point else ""
     names = [group["name"] or "no task group" for group in (figures.get("groups") or ())[:NAMED_GROUPS]]
     if names in ([], ["no task group"]):
         return since

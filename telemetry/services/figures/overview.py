@@ -110,6 +110,7 @@ def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
     every = replicas_of(pools)
     replicas = [replica for replica in every if replica.state != ReplicaState.DISABLED]
     ids = [replica.pk for replica in replicas]
+    enabled_ids = set(ids)
     states = _states([replica.pk for replica in every])
     roles = {pk: state.role for pk, state in states.items()}
     counted = [*every, *removed_replicas(window.start, pools)]
@@ -135,7 +136,7 @@ def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
         ttft_timed_ratio=1.0 if source == "engine" else timed_ratio(ttft, non_streamed),
         plain_p50_s=quantile_s(non_streamed, 0.5),
         plain_p95_s=quantile_s(non_streamed, 0.95),
-        requests_per_s=_requests_per_s(routed, coverage, [row for row in engine if row.replica_id in set(ids)]),
+        requests_per_s=_requests_per_s(routed, coverage, [row for row in engine if row.replica_id in enabled_ids]),
         running=sum_known(gauge.running for gauge in gauges),
         waiting=sum_known(gauge.waiting for gauge in gauges),
         replicas_up=_replicas_up([health_of(states.get(pk), now) for pk in ids]),

@@ -134,6 +134,10 @@ def test_a_second_fall_resolves_the_alert_and_is_an_alert_of_its_own(r1, rule, c
     assert second.detail["onset"] == (T0 + timedelta(seconds=840)).isoformat()
     assert second.detail["comparable_since"] == first.detail["onset"]
     assert (second.baseline, second.value) == (pytest.approx(0.8), pytest.approx(0.2))
+    assert (" since 12:10:00 UTC" in first.summary, " after a second fall at 12:14:00 UTC" in second.summary) == (
+        True,
+        True,
+    )
     assert "fell further" in first.history.get(transition="resolved").note
     assert list(Notification.objects.order_by("created_at").values_list("kind", "payload__data__alert")) == [
         ("firing", first.pk),

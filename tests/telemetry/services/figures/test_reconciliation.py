@@ -33,7 +33,7 @@ def router(db):
     return router
 
 
-def told(router, replica, cached, **more):
+def reported(router, replica, cached, **more):
     tokens = {"predicted_responses": 500, "predicted_prompt_tokens": 50_000, "predicted_tokens": cached // 2}
     route_reading(
         router, AT, replica=replica, requests=500, usage_reported=500, prompt_tokens=50_000, cached_tokens=cached,
@@ -43,13 +43,13 @@ def told(router, replica, cached, **more):
 
 @pytest.fixture
 def disagreeing(router, replicas):
-    """r1 agrees with its answers, r2's counters stay 0 though its answers tell of hits, r3 reports no hits."""
+    """r1's counters and responses agree, r2's counters stay 0 though its responses report hits, r3 reports no hits."""
     for replica, hits, missing in zip(replicas, (25_000, 0, None), ((), (), ("hits", "ttft")), strict=True):
         known = {} if hits is None else {"hits": hits}
         engine_reading(replica, AT, queries=50_000, prompt_tokens=51_000, finished=500, not_reported=missing, **known)
-    told(router, "r1", 24_500, predicted_tokens=24_000)
-    told(router, "r2", 24_500, predicted_tokens=24_000)
-    told(router, "r3", 24_500, predicted_tokens=24_000)
+    reported(router, "r1", 24_500, predicted_tokens=24_000)
+    reported(router, "r2", 24_500, predicted_tokens=24_000)
+    reported(router, "r3", 24_500, predicted_tokens=24_000)
 
 
 def test_each_replica_s_three_rates_and_what_comes_of_them(pool, disagreeing):
@@ -81,7 +81,7 @@ def test_the_table_shows_which_rates_agree(pool, disagreeing):
 
 
 def test_a_prediction_of_some_responses_says_of_how_many_and_is_compared_with_those(pool, router, replicas):
-    told(router, "r1", 5_000, predicted_responses=250, predicted_prompt_tokens=25_000, predicted_tokens=20_000)
+    reported(router, "r1", 5_000, predicted_responses=250, predicted_prompt_tokens=25_000, predicted_tokens=20_000)
 
     rows = reconcile([pool], MINUTE)
 
