@@ -102,6 +102,11 @@ class Grant:
         if (requests := self._budgets.get(REQUESTS)) is not None:
             requests.spend(1, now)
 
+    def give_back(self, rejection: RejectedRequestError) -> None:
+        """Do not count a request that no replica got, if the router refused it only for now."""
+        if rejection.retry_after_s is not None and (requests := self._budgets.get(REQUESTS)) is not None:
+            requests.spend(-1, monotonic())
+
     def charge_prompt(self, estimated_tokens: int) -> None:
         """Count the prompt of a request that is sent to a replica."""
         if self.tokens is not None:
@@ -140,12 +145,6 @@ class AccessControl:
 
     def __repr__(self) -> str:
         return f"AccessControl({len(self._grants)} keys)"
-
-    def admit(self, head: RequestHead) -> Grant:
-        """Authenticate a request and count it; RejectedRequestError also if a rate of its key is exceeded."""
-        grant = self.authenticate(head)
-        grant.admit()
-        return grant
 
     def authenticate(self, head: RequestHead) -> Grant:
         """The grant of the request's key; RejectedRequestError if the key is missing, unknown or expired."""

@@ -96,7 +96,7 @@ class RequestHead:
         self._varying: list[Header] = []
 
     def header(self, name: bytes) -> str | None:
-        """The first value of a forwarded header that is not empty.
+        """The value of a forwarded header, its lines joined by commas (RFC 9110, 5.3); None if it is empty.
 
         ``name``: in lower case, and none of ``PER_REQUEST_HEADERS``, whose values differ between requests of one head.
         """
@@ -105,7 +105,9 @@ class RequestHead:
             for line in self.lines.split(b"\r\n"):
                 key, _, value = line.partition(b": ")
                 if value:
-                    self._forwarded.setdefault(key.lower(), value)
+                    lower = key.lower()
+                    earlier = self._forwarded.get(lower)
+                    self._forwarded[lower] = value if earlier is None else earlier + b", " + value
         value = self._forwarded.get(name, b"")
         return value.decode("latin-1") or None
 

@@ -104,3 +104,7 @@ class RetryBudget:
             return False
         self._retries += 1
         return True
+
+    def give_back(self) -> None:
+        """Undo the latest ``spend``: no replica was left for the retry."""
+        self._retries -= 1

@@ -118,8 +118,13 @@ class ConcurrencyLimiter:
         self.admit()
 
     def remove_limit(self) -> None:
-        """Admit every request from now on."""
-        self._max_running = self.running + self.waiting + (1 << 60)
+        """Admit every request from now on, whatever other processes do, and give back shared permits."""
+        permits, self._permits = self._permits, None
+        if permits is not None:
+            permits.publish_queue(0, 0.0)
+            for _ in range(self.running):
+                permits.release()
+        self._max_running = 1 << 60
         self.admit()
 
     def acquire(self, waiter: Waiter) -> bool:

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from routing.observability.decision_log import Record
     from routing.picker.endpoints import Endpoints
     from routing.proxy.admission_queues import QueuePermit
-    from routing.proxy.large_bodies import PendingBody
     from routing.proxy.services import Services
     from routing.schema import ReplicaConfig
 
@@ -138,7 +137,6 @@ class PickedRequest:
         self._is_described = False  # its prompt structure is recorded
         self._is_probe = self._has_probe_result = False  # as in an exchange of the router
         self._hides_usage = False
-        self._pending_body: PendingBody | None = None
         self._permit: QueuePermit | None = None
         self._pool = self._group = ""  # where no replica was chosen
         tracer = services.tracer
@@ -172,8 +170,11 @@ class PickedRequest:
         def on_rejected(error: BodyError | RejectedRequestError) -> None:
             future.set_exception(error)
 
-        self._pending_body = self._services.large_bodies.read(path, body, future.set_result, on_rejected)
-        return await wait(future)
+        pending = self._services.large_bodies.read(path, body, future.set_result, on_rejected)
+        try:
+            return await wait(future)
+        finally:
+            pending.cancel()  # it keeps the body no longer
 
     def _decide(self) -> Decision:
         try:
@@ -354,6 +355,8 @@ class PickedRequest:
         """The client gets an error of the picker's own."""
         if self.trace is not None:
             self.trace.status = rejection.status
+        if not self._is_placed and self._request.grant is not None:
+            self._request.grant.give_back(rejection)
         self._finish(Outcome.CLIENT_ERROR if rejection.status < 500 else Outcome.ROUTER_ERROR)
 
     def cancel(self) -> None:
@@ -368,8 +371,6 @@ class PickedRequest:
         count_request(self._services, record, outcome, self._pool, self._group)
         if self.trace is not None:
             self.trace.finish(outcome, record, self._pool, self._group)
-        if self._pending_body is not None:
-            self._pending_body.cancel()
         if self._permit is not None:
             self._permit.release()
         if self._is_placed:

@@ -264,6 +264,17 @@ def with_member(body: bytes, name: str, value: Value) -> bytes:
     return b"".join((start, comma, _encode_json(name), b":", _encode_json(value), b"}"))
 
 
+def without_member(body: bytes, name: str) -> bytes:
+    """``body``, a JSON object, without the member ``name``; unchanged without one, or if its members cannot be read."""
+    if not may_have_member(body, name):
+        return body
+    try:
+        members = _members_of(body)
+    except BodyError:
+        return body
+    return body if members.pop(name, None) is None else _encode_json(members)
+
+
 def layout_of(body: bytes) -> Layout:
     """The layout of a JSON object; BodyError if two members have the same name, or as for ``with_member``.
 

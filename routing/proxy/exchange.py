@@ -21,7 +21,7 @@ from routing.http.usage import begins_with_error, has_abort, has_token_event, is
 from routing.log import defect
 from routing.observability.decision_log import structure_json
 from routing.observability.metrics import Outcome
-from routing.prompt.parsing import LARGE_BYTES, with_usage_requested
+from routing.prompt.parsing import LARGE_BYTES, with_usage_requested, without_member
 from routing.proxy.admission import PROMPT_PATHS, RESPONSES, admit_request, rejection_of
 from routing.proxy.prefill_leg import REJECTED, RETRIED, PrefillLeg, check_parameters
 from routing.proxy.response_relay import (
@@ -36,7 +36,6 @@ from routing.proxy.response_relay import (
 )
 from routing.proxy.retries import TOO_MANY, RetryState, failure_error, retry_cause
 from routing.response_cache.cache import Progress
-from routing.response_cache.keys import without_options
 from routing.types import BodyError, NoReplicaError, ReplicaId, RoutingError
 from routing.upstream.connection import BodySink, Failure, UpstreamConnection
 
@@ -231,10 +230,10 @@ class Exchange:
         if lookup is None:
             return True
         self._pool, self._group = scope.pool, scope.group
-        body = without_options(self._request.body)
+        body = without_member(self._request.body, "cache")  # some engines reject it
         if body is not self._request.body:
             self._request.body, self._request.layout = body, None
-        progress = lookup.start()
+        progress = lookup.start(self._first_byte_limit_s())
         if progress is Progress.FOUND:
             self._respond_from_cache(lookup)
         elif progress is Progress.WAITING:
@@ -394,7 +393,7 @@ class Exchange:
     def _send(self, upstream: UpstreamConnection) -> None:
         self._enter(AWAITING)
         self._upstream = upstream
-        request, limits = self._request, self._configuration.limits
+        request = self._request
         self._removes_usage = (
             request.omits_usage
             and self._decision.pool in self._configuration.usage_pools
@@ -402,9 +401,7 @@ class Exchange:
             and upstream.pool.accepts_usage_requests
         )
         body = with_usage_requested(request.body, request.layout) if self._removes_usage else request.body
-        # A plain response is generated to its end before its first byte.
-        is_generated_first = self._is_plain and request.head.method == POST
-        first_byte_s = limits.response_timeout_s if is_generated_first else limits.first_byte_timeout_s
+        first_byte_s = self._first_byte_limit_s()
         if self._prefill is not None:
             first_byte_s = max(0.001, first_byte_s - self._prefill.duration_s)
         head = upstream.pool.address.head(request, self._decision.target.rank, body_bytes=len(body))
@@ -415,9 +412,14 @@ class Exchange:
             head,
             body,
             first_byte_s=first_byte_s,
-            idle_s=limits.idle_timeout_s,
+            idle_s=self._configuration.limits.idle_timeout_s,
             bodyless=request.head.method == b"HEAD",
         )
+
+    def _first_byte_limit_s(self) -> float:
+        """The longest wait for the first byte: a plain response is generated to its end before that."""
+        limits, is_generated_first = self._configuration.limits, self._is_plain and self._request.head.method == POST
+        return limits.response_timeout_s if is_generated_first else limits.first_byte_timeout_s
 
     @log_exceptions
     def on_connect_failed(self, reason: str, *, is_local: bool) -> None:
@@ -683,6 +685,8 @@ class Exchange:
         outcome = REPLICA_ERROR if self._is_placed else Outcome.ROUTER_ERROR
         if self._is_placed:
             self._record.status = rejection.status
+        elif self._request.grant is not None:
+            self._request.grant.give_back(rejection)
         if self._trace is not None:
             self._trace.status = rejection.status
         self._finish(Outcome.CLIENT_ERROR if rejection.status < 500 else outcome)

@@ -148,11 +148,12 @@ class RetryState:
             return None
         if record.retries >= (MAX_LOOKUPS if is_lookup else limits.retries):
             return None
+        if not services.retry_budget.spend():  # before a decision, which costs more
+            return None
         try:
             decision = self._decide()
         except NoReplicaError:
-            return None
-        if not services.retry_budget.spend():
+            services.retry_budget.give_back()
             return None
         services.metrics.count_retry(record, cause)
         self.body = b""

@@ -190,11 +190,13 @@ class Router:
         if active is None:
             raise RejectedRequestError(503, "this router has no configuration yet", retry_after_s=RETRY_AFTER_S)
         if active.access is not None:
-            request.grant = active.access.admit(head)
-        if head.method != POST and (local := self._models_response(active.config, request)) is not None:
-            return local
+            request.grant = active.access.authenticate(head)
         if self.services.in_flight + self.other_workers_in_flight >= active.limits.max_in_flight:
             raise RejectedRequestError(503, "this router is at its limit of requests", retry_after_s=RETRY_AFTER_S)
+        if request.grant is not None:
+            request.grant.admit()
+        if head.method != POST and (local := self._models_response(active.config, request)) is not None:
+            return local
         self.services.in_flight += 1
         self.requests += 1
         return active

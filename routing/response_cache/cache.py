@@ -2,8 +2,9 @@
 
 Theory of operation. The first request that misses an entry is the leader of a flight; requests for the same entry that
 arrive before its response is complete follow it, so that identical requests at the same time cost one prefill. If the
-leader's response is stored, it answers the followers. If it may not be stored, all followers are sent to replicas. If
-the leader failed or its client disconnected, the next follower becomes the leader. A flight belongs to one process.
+leader's response is stored, it answers the followers. If it may not be stored, or if the leader failed or its client
+disconnected, all followers are sent to replicas: one after the other would add up their failures. So is a follower that
+has waited for as long as it would wait for a replica. A flight belongs to one process.
 
 Parsing a request costs several times a hit. A bounded memo maps the digest of a request's bytes to its key, so that the
 same bytes are answered from memory without being parsed. A new configuration clears it.
@@ -12,7 +13,7 @@ same bytes are answered from memory without being parsed. A new configuration cl
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from enum import Enum, StrEnum
 from functools import partial
@@ -73,7 +74,7 @@ class Flight:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.followers: deque[CacheLookup] = deque()
+        self.followers: dict[CacheLookup, None] = {}  # in the order of their arrival
 
 
 class CacheLookup:
@@ -81,7 +82,7 @@ class CacheLookup:
 
     __slots__ = (
         "_body", "_body_bytes", "_caches", "_flight", "_is_leader", "_is_stale", "_name", "_on_result", "_purges",
-        "_semantic", "_similarity", "group", "key", "pool", "response", "result", "settings",
+        "_semantic", "_similarity", "_timer", "group", "key", "pool", "response", "result", "settings",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +108,7 @@ class CacheLookup:
         self._is_stale = False  # an entry was found, and is too old
         self._flight: Flight | None = None
         self._is_leader = False
+        self._timer: asyncio.TimerHandle | None = None  # while it waits for a result
         self._body: list[bytes] | None = None  # of the response, while it is recorded
         self._body_bytes = 0
 
@@ -124,8 +126,8 @@ class CacheLookup:
 
     # --- lookup ---
 
-    def start(self) -> Progress:
-        """Look for a response in memory, then among running requests, then in the store."""
+    def start(self, max_wait_s: float) -> Progress:
+        """Look for a response in memory, then among running requests, then in the store; in ``max_wait_s`` at most."""
         caches, key = self._caches, self.key
         if key is None or not key.options.may_load:
             return Progress.MISSING
@@ -135,11 +137,23 @@ class CacheLookup:
         flight = caches.flights.get(key.name)
         if flight is not None:
             self._flight = flight
-            flight.followers.append(self)
-            return Progress.WAITING
-        self._flight = caches.flights[key.name] = Flight(key.name)
-        self._is_leader = True
-        return Progress.WAITING if caches.look_up(self) or self._look_for_similar() else Progress.MISSING
+            flight.followers[self] = None
+        else:
+            self._flight = caches.flights[key.name] = Flight(key.name)
+            self._is_leader = True
+            if not (caches.look_up(self) or self._look_for_similar()):
+                return Progress.MISSING
+        self._timer = asyncio.get_running_loop().call_later(max_wait_s, self._end_wait)
+        return Progress.WAITING
+
+    def _end_wait(self) -> None:
+        """Report what was found. A leader without a response still responds to its followers."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._is_leader:
+            self._end_flight(None)
+        self._on_result()
 
     def _look_for_similar(self) -> bool:
         """Look for the response of a similar request; False if there is nothing to wait for."""
@@ -147,7 +161,7 @@ class CacheLookup:
 
     def on_similar(self, similar: Similar | None) -> bool:
         """Called with the response of a similar request, None: a replica has to respond. Whether it is used."""
-        if self._flight is None:
+        if self._timer is None:
             return False  # its client has disconnected
         if similar is not None:
             name, self._similarity, self._name = self._name, similar.similarity, similar.name
@@ -155,22 +169,18 @@ class CacheLookup:
                 self._end_flight(similar.entry)
             else:
                 self._similarity, self._name = None, name
-        self._on_result()
+        self._end_wait()
         return self.response is not None
 
     def on_entry(self, entry: Entry | None) -> None:
         """Called with the store's entry, or with that of the flight's leader; None: a replica has to respond."""
-        is_leader = self._is_leader
-        if is_leader and self._flight is None:
-            return  # its client has disconnected
+        if self._timer is None:
+            return  # its client has disconnected, or it has waited for too long
         if self.use(entry):
-            if is_leader:
-                self._end_flight(entry)
-        elif is_leader and self._look_for_similar():
+            self._end_flight(entry)
+        elif self._is_leader and self._look_for_similar():
             return
-        if not is_leader:
-            self._flight = None
-        self._on_result()
+        self._end_wait()
 
     def use(self, entry: Entry | None) -> bool:
         """Respond with an entry, if it is fresh enough and can be sent in the form that the client asked for."""
@@ -228,27 +238,25 @@ class CacheLookup:
         self._end_flight(entry)
 
     def end(self) -> None:
-        """The request has ended. If it was to respond to a flight and did not, another request takes its place."""
+        """The request has ended. If it was to respond to a flight and did not, its followers go to replicas."""
         self._caches.count(self)
         self._body = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._end_flight(None)
+
+    def _end_flight(self, entry: Entry | None) -> None:
+        """Respond to the followers with an entry; None: replicas have to. A follower leaves its flight."""
         flight, self._flight = self._flight, None
         if flight is None:
             return
         if not self._is_leader:
-            flight.followers.remove(self)
-        elif flight.followers:
-            follower = flight.followers.popleft()
-            follower._is_leader = True  # noqa: SLF001 - of the same class
-            asyncio.get_running_loop().call_soon(follower._on_result)  # noqa: SLF001 - a chain of calls may be long
-        else:
-            self._caches.remove_flight(flight)
-
-    def _end_flight(self, entry: Entry | None) -> None:
-        flight, self._flight = self._flight, None
-        if flight is not None and self._is_leader:
-            self._caches.remove_flight(flight)
-            for follower in list(flight.followers):
-                follower._follow(entry, self._similarity, self._name)  # noqa: SLF001 - of the same class
+            flight.followers.pop(self, None)
+            return
+        self._caches.remove_flight(flight)
+        for follower in list(flight.followers):
+            follower._follow(entry, self._similarity, self._name)  # noqa: SLF001 - of the same class
 
     def _follow(self, entry: Entry | None, similarity: float | None, name: str) -> None:
         """Respond as the leader of its flight, unless that got a similar request's response and this one wants none."""

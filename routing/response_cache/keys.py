@@ -46,6 +46,8 @@ MAX_NAMESPACE_CHARS: Final = 128
 MAX_DIGESTED_PER_S: Final = 50.0  # requests of a process whose digests are computed, at 30 us each
 DIGEST_PERIOD_S: Final = 10.0
 MAX_DIGEST_LEVEL: Final = 20
+MAX_SECONDS: Final = 1 << 31  # longer times count as this one (RFC 9111, 1.2.2)
+_SECONDS_DIGITS: Final = 11  # at least one more than it has
 _LEVEL_BITS: Final = 6  # of a digest
 _DEFAULTS: Final = ResponseCache()
 
@@ -292,16 +294,6 @@ def read_options(member: Any, header: str, ttl_s: int) -> CacheOptions | None:
     )
 
 
-def without_options(body: bytes) -> bytes:
-    """A JSON body without the ``cache`` member, which some engines reject; the same object if it has none."""
-    if b'"cache"' not in body:
-        return body
-    members = msgspec.json.decode(body)
-    if not isinstance(members, dict) or "cache" not in members:
-        return body
-    return msgspec.json.encode({name: value for name, value in members.items() if name != "cache"})
-
-
 def _read_member(member: Any) -> tuple[int | None, str, bool]:
     """TTL, namespace, and whether only an identical request's response is wanted."""
     if member is None or member is True:
@@ -319,7 +311,8 @@ def _read_member(member: Any) -> tuple[int | None, str, bool]:
 
 
 def _directives(header: str) -> dict[str, str]:
-    parts = [part.strip().partition("=") for part in header.lower().split(",")]
+    """By name; of several with one name the first (RFC 9111, 4.2.1)."""
+    parts = [part.strip().partition("=") for part in reversed(header.lower().split(","))]
     return {name.strip(): value.strip().strip('"') for name, _, value in parts if name}
 
 
@@ -327,4 +320,4 @@ def _seconds(text: str | None) -> int | None:
     """A directive's seconds. A malformed value counts as 0: the entry is then stale (RFC 9111, 4.2.1)."""
     if text is None:
         return None
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return min(int(text[:_SECONDS_DIGITS]), MAX_SECONDS) if text.isascii() and text.isdigit() else 0

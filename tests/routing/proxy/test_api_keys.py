@@ -11,13 +11,8 @@ import msgspec
 import pytest
 
 from routing.http import auth as access_module
-from routing.schema import (
-    ApiKey,
-    ConfigError,
-    RouterConfig,
-    dump_snapshot,
-)
-from tests.fakes.replica import Call, FakeReplica, answering
+from routing.schema import ApiKey, ConcurrencyConfig, ConfigError, Limits, RouterConfig, dump_snapshot
+from tests.fakes.replica import Call, FakeReplica, answering, hanging
 from tests.routing.proxy.harness import (
     BODY,
     CHAT,
@@ -227,6 +222,26 @@ async def test_requests_over_the_rate_get_429_with_rate_limit_headers(clock: lis
     assert rejected.headers["x-ratelimit-remaining-requests"] == "0"
     assert rejected.headers["x-ratelimit-reset-requests"] == "4.000s"
     assert rejected.error["type"] == "rate_limit_error"
+
+
+async def test_requests_that_a_busy_router_refuses_are_not_counted(clock: list[float], replica: FakeReplica) -> None:
+    replica.script = hanging
+    keys = api_key(requests_per_s=0.5, burst=2), api_key("second", OTHER)
+    queue = ConcurrencyConfig(max_running=1, max_waiting=0)
+    at_limit = with_keys([replica], *keys, limits=Limits(max_in_flight=1))
+    async with routed(with_keys([replica], *keys, concurrency=queue)) as harness:
+        running = asyncio.create_task(ask(harness, headers=[bearer(OTHER)]))
+        await replica.wait_calls(1)
+        queue_is_full = [await ask(harness) for _ in range(4)]
+        await harness.push(at_limit, revision=2)
+        router_is_full = [await ask(harness) for _ in range(4)]
+        running.cancel()
+        await harness.at_rest()
+        replica.script = answering()
+        served = [(await ask(harness)).status for _ in range(3)]
+    assert {response.error["message"] for response in queue_is_full} == {"too many requests are waiting already"}
+    assert [response.status for response in router_is_full] == [503] * 4
+    assert served == [200, 200, 429]
 
 
 async def test_tokens_are_counted_as_reported(clock: list[float], replica: FakeReplica) -> None:

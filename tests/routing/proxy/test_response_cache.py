@@ -23,6 +23,7 @@ from routing.schema import (
     Access,
     CacheWhen,
     GroupMatch,
+    Limits,
     LowestCostSettings,
     PolicyConfig,
     PoolConfig,
@@ -33,9 +34,9 @@ from routing.schema import (
     ToolCalls,
     entry_prefix,
 )
-from tests.fakes.replica import answering
+from tests.fakes.replica import answering, plain_answer
 from tests.routing.building import SECRET
-from tests.routing.proxy.harness import Harness, api_key, routed, samples
+from tests.routing.proxy.harness import DEADLINE_S, Harness, api_key, routed, samples
 from tests.routing.standin.replica_process import ReplicaProcess, replica_process
 
 CHAT = "/v1/chat/completions"
@@ -135,6 +136,17 @@ async def test_invalid_utf_8_in_a_part_that_placement_skips_is_the_engines_to_re
 
     assert response.status == 400
     assert "internal error" not in response.body.decode()
+
+
+@pytest.mark.parametrize("member", [b'"x":1e999', b'"x":' + b"1" * 5000, b'"x":"\xff"', b'"\xff":1'])
+async def test_what_the_cache_cannot_read_is_forwarded(replica, member):
+    body = json.dumps(GREEDY | {"cache": True}).encode()[:-1] + b"," + member + b"}"
+    replica.script = answering(body=completion("stop"))
+    async with routed(cached(replica.url, ResponseCache())) as harness:
+        response = await harness.chat(body, [b"X-Task-Group: faq"])
+
+    assert (response.status, response.headers["x-warmpath-cache"]) == (200, "bypass")
+    assert member in replica.calls[0].body
 
 
 async def test_another_router_finds_the_entry_in_the_store_which_holds_no_text(stand_in, stored):
@@ -301,6 +313,9 @@ async def test_callers_control_the_cache_within_the_groups_limits(stand_in, stor
         assert [(await send(harness, asked)).cache for _ in range(2)] == ["miss", "hit"]
         assert (await send(harness, asked, Cache_Control="no-cache")).cache == "bypass"
         assert (await send(harness, asked, Cache_Control="max-age=0, no-store")).cache == "bypass"
+        lines = b"Cache-Control: max-age=60", b"X-Task-Group: faq", b"Cache-Control: no-store"
+        assert (await harness.chat(json.dumps(asked).encode(), lines)).headers["x-warmpath-cache"] == "bypass"
+        assert (await send(harness, asked, Cache_Control="max-age=" + "9" * 5000)).cache == "hit"
         wrong = await send(harness, GREEDY | {"cache": {"ttl": 5}})
         await harness.until(lambda: stored.dbsize() == 1, "the entry to be written")
 
@@ -345,31 +360,43 @@ async def test_errors_and_incomplete_or_filtered_responses_are_not_stored(
     assert second.cache == expected
 
 
-async def test_a_leader_that_fails_is_followed_by_another_request(replica):
-    answer = answering(body=completion("stop"))
+async def test_after_a_leader_that_fails_all_followers_are_sent_at_once(replica):
+    async def fail(call: Any) -> None:
+        await (may_fail.wait() if len(replica.calls) == 1 else replica.wait_calls(8))
+        await call.send(plain_answer(b"{}", status=500))
 
-    async def fail_first(call: Any) -> None:
-        if len(replica.calls) == 1:
-            await replica.wait_calls(1)
-            first_arrived.set()
-            await may_fail.wait()
-            call.reset()
-        else:
-            await answer(call)
-
-    first_arrived, may_fail = asyncio.Event(), asyncio.Event()
-    replica.script = fail_first
+    may_fail = asyncio.Event()
+    replica.script = fail
     async with routed(cached(replica.url, ResponseCache())) as harness:
         tasks = [asyncio.create_task(send(harness, GREEDY)) for _ in range(8)]
-        await first_arrived.wait()
         flights = harness.router.services.all_response_caches.flights
         await harness.until(lambda: [len(flight.followers) for flight in flights.values()] == [7], "followers")
         may_fail.set()
         received = await asyncio.gather(*tasks)
         assert flights == {}
 
-    assert sorted(response.status for response in received)[:7] == [200] * 7
-    assert len(replica.calls) <= 3
+    assert [response.status for response in received] == [500] * 8
+
+
+async def test_a_follower_waits_no_longer_than_for_a_replica(replica):
+    whole = plain_answer(completion("stop"))
+
+    async def stall_first(call: Any) -> None:
+        is_leader = len(replica.calls) == 1
+        await call.send(whole[:-1] if is_leader else whole)
+        if is_leader:
+            await may_end.wait()
+            await call.send(whole[-1:])
+
+    may_end = asyncio.Event()
+    replica.script = stall_first
+    async with routed(cached(replica.url, ResponseCache(), limits=Limits(response_timeout_s=1.0))) as harness:
+        leader = asyncio.create_task(send(harness, GREEDY))
+        await replica.wait_calls(1)
+        follower = await asyncio.wait_for(send(harness, GREEDY), DEADLINE_S)
+        may_end.set()
+        assert [follower.status, follower.cache, (await leader).status] == [200, "miss", 200]
+        assert harness.router.services.all_response_caches.flights == {}
 
 
 async def test_explain_says_whether_the_cache_would_answer(stand_in):

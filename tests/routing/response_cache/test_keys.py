@@ -144,3 +144,10 @@ def test_paths_and_versions_have_entries_of_their_own():
 
     assert None not in names
     assert len(names) == 3
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("max-age=1, max-age=60", 1), ("max-age=x", 0), ("max-age=" + "9" * 20, MAX_SECONDS)])
+def test_a_repeated_or_malformed_max_age_is_the_stricter_one(header, seconds):
+    options = read_options(None, header, 100)
+    assert options is not None
+    assert options.max_age_s == seconds

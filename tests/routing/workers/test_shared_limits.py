@@ -14,6 +14,7 @@ import pytest
 
 from routing.http.auth import AccessControl, Grant
 from routing.limits.budgets import Budget
+from routing.proxy.admission_queues import AdmissionQueues, QueuePermit
 from routing.schema import ConcurrencyConfig
 from routing.workers.shared_state import QUEUES, SharedBoard, WorkerLimits, WorkerPermits, assign_queues, assign_rates
 from tests.fakes.replica import Call, FakeReplica, plain_answer
@@ -181,6 +182,36 @@ def test_the_first_request_in_order_gets_the_permit_unless_its_worker_has_stoppe
     here.release()
     board.limits.ticks[1] -= 1.0
     assert here.acquire(1, 4.0)
+
+
+async def test_a_worker_that_removes_a_limit_admits_its_requests_and_gives_their_permits_back() -> None:
+    board, limited = SharedBoard.create(2), config([], concurrency=ConcurrencyConfig(max_running=1))
+    slots = assign_queues(limited, {}, board.limits)
+    here, there = AdmissionQueues(), AdmissionQueues()
+    for row, queues in enumerate((here, there)):
+        limits = WorkerLimits(board.limits, row)
+        limits.configure({}, slots)
+        limits.tick()
+        queues.configure(limited, limits)
+    admitted: list[str] = []
+
+    def asks(queues: AdmissionQueues, name: str, priority: int = 5) -> QueuePermit:
+        permit = queues.permit("chat", "", priority, lambda: admitted.append(name), lambda _: None)
+        if permit.acquire():
+            admitted.append(name)
+        return permit
+
+    running = asks(here, "running")
+    asks(here, "waiting")
+    asks(there, "more urgent, in the other worker", 0)
+    here.configure(config([]))
+    await asyncio.sleep(0)
+    assert admitted == ["running", "waiting"]
+    running.release()
+    there.admit()
+    await asyncio.sleep(0)
+    assert admitted == ["running", "waiting", "more urgent, in the other worker"]
+    assert [sum(board.limits.running(0)), sum(board.limits.waiting(0))] == [1, 0]
 
 
 def _take_and_give(fd: int, row: int, rounds: int) -> None:
