@@ -349,7 +349,7 @@ def _explanation(router: Router, explained: ExplainRequest) -> dict[str, Any]:
     if len(memoryview(explained.body)) > active.limits.max_body_bytes:
         raise RejectedRequestError(413, "body: larger than a client's may be")
     request = _client_request(explained, active)
-    placement_request = admit_request(request, active.admission, router.services.stored_responses)
+    placement_request = admit_request(request, active.admission)
     decision = active.placement.decide(placement_request, router.balancer.health)
     prefill = _prefill(decision, request, active, router.balancer.health)
     hashes = active.placement.tier1_hashes(decision, placement_request)

@@ -182,7 +182,6 @@ class Request:
         "cache_digest",
         "grant",
         "head",
-        "is_lookup",
         "layout",
         "model_span",
         "omits_usage",
@@ -200,7 +199,6 @@ class Request:
         self.layout: Layout | None = None  # of a large body
         self.model_span: tuple[int, int] | None = None  # of the model's name in a form
         self.cache_digest = b""  # of its bytes, if its task group may have a response cache
-        self.is_lookup = False  # names a stored response, and the router does not know where it is
         self.arrived_at = monotonic()
 
 

@@ -25,7 +25,7 @@ from routing.http.usage import ResponseTail, UsageFilter, has_abort, has_token_e
 from routing.observability.decision_log import structure_json
 from routing.observability.metrics import Outcome
 from routing.prompt.parsing import LARGE_BYTES, with_usage_requested
-from routing.proxy.admission import PROMPT_PATHS, RESPONSES, admit_request, rejection_of
+from routing.proxy.admission import PROMPT_PATHS, RESPONSES, admit_request, rejection_of, with_response_id
 from routing.proxy.exchange import INVALID_STATUSES, PRELUDE_PATHS
 from routing.proxy.prefill_leg import check_parameters
 from routing.proxy.response_relay import (
@@ -33,7 +33,6 @@ from routing.proxy.response_relay import (
     count_request,
     record_completion,
     response_outcome,
-    store_response,
 )
 from routing.proxy.retries import TOO_MANY, record_error_response, retry_cause
 from routing.types import BodyError, NoReplicaError, ReplicaId, RoutingError
@@ -149,9 +148,7 @@ class PickedRequest:
         """Choose a replica and up to ``fallbacks`` others; RejectedRequestError if the request gets none."""
         try:
             reading = await self._read_large_body(wait)
-            self._placement = admit_request(
-                self._request, self._active.admission, self._services.stored_responses, reading
-            )
+            self._placement = admit_request(self._request, self._active.admission, reading)
             decision = self._decide()
             if not await self._acquire_permit(decision, wait):
                 decision = self._decide()  # loads have changed
@@ -233,6 +230,9 @@ class PickedRequest:
             and self.decision.pool in self._active.usage_pools
             and pool.accepts_usage_requests
         )
+        if request.head.path == RESPONSES:
+            admission, model = self._active.admission, self._placement.model
+            return with_response_id(request, admission, self.decision, model)
         return with_usage_requested(request.body, request.layout) if self._hides_usage else request.body
 
     def on_sent(self) -> None:
@@ -282,17 +282,11 @@ class PickedRequest:
             self._record.ttft_s = monotonic() - self._request.arrived_at
             self._ticket.record_first_byte()
         if response.has_begun and not had_begun:
-            self._on_first_bytes(data, last=last)
+            if not (last or response.head.is_stream):
+                self._ticket.record_first_byte()  # at the end, ``record_response`` implies it
+            del self._placement, self.decision
+            self.fallbacks = []
         return passed
-
-    def _on_first_bytes(self, data: bytes, *, last: bool) -> None:
-        request, head = self._request, self.response.head
-        if not (last or head.is_stream):
-            self._ticket.record_first_byte()  # at the end, ``record_response`` implies it
-        if head.status < 300 and (request.head.path == RESPONSES or request.is_lookup):
-            store_response(self._services, request, self._placement, self.decision.target.id, data)
-        del self._placement, self.decision
-        self.fallbacks = []
 
     def _attribute_to(self, served: str) -> None:
         """Count the request at the replica that served it, and failures at those that Envoy tried before."""

@@ -224,7 +224,7 @@ Value = str | int | msgspec.Raw
 REPLACEABLE: Final = frozenset(
     {
         *("cache_salt", "kv_transfer_params", "max_completion_tokens", "max_output_tokens", "max_tokens", "min_tokens"),
-        *("model", "stream", "stream_options"),
+        *("model", "request_id", "stream", "stream_options"),
     }
 )
 # Members that are only read, to find out whether another replica may prefill the prompt (``proxy/prefill_leg.py``).

@@ -24,8 +24,8 @@ from routing.http.response import LocalResponse, RejectedRequestError
 from routing.prompt.bodies import BODIES, ParsedBody
 from routing.prompt.canonical import CanonicalPrompt
 from routing.prompt.forms import read_form
-from routing.prompt.parsing import session_key_in, with_member, with_members
-from routing.proxy.resources import StoredResponse, StoredResponses, not_found, response_named_by
+from routing.prompt.parsing import raw_member, session_key_in, with_member, with_members
+from routing.proxy.resources import ResponseIds, response_named_by
 from routing.response_cache.keys import Scope
 from routing.schema import Caps, RouterConfig
 from routing.types import BodyError, NoReplicaError, RoutingError, UnknownModelError
@@ -33,6 +33,7 @@ from routing.types import BodyError, NoReplicaError, RoutingError, UnknownModelE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from routing.balancing.placement import Decision
     from routing.http.auth import Grant
     from routing.http.request import Request, RequestHead
 
@@ -72,6 +73,7 @@ class Admission:
     """
 
     def __init__(self, config: RouterConfig, models: Models, matcher: TaskGroupMatcher) -> None:
+        self.response_ids = ResponseIds(config)
         self._models = models
         self._matcher = matcher
         self._caps = {
@@ -201,9 +203,7 @@ def _with_key(grant: Grant, placement: PlacementRequest) -> PlacementRequest:
     )
 
 
-def admit_request(
-    request: Request, admission: Admission, stored: StoredResponses, reading: BodyReading | None = None
-) -> PlacementRequest:
+def admit_request(request: Request, admission: Admission, reading: BodyReading | None = None) -> PlacementRequest:
     """Read, check and prepare a client's request for placement; RejectedRequestError or RoutingError.
 
     ``reading``: of its body, if another process read it.
@@ -211,7 +211,7 @@ def admit_request(
     head = request.head
     path = PROMPT_PATHS.get(head.path)
     if path is None:
-        return _admit_form(request, admission) if head.path in FORM_PATHS else _admit_bare(request, admission, stored)
+        return _admit_form(request, admission) if head.path in FORM_PATHS else _admit_bare(request, admission)
     if reading is None:
         reading = read_body(path, request.body)
     parsed = reading.body
@@ -219,8 +219,9 @@ def admit_request(
     session_key = admission.session_key(head, parsed, parsed.model, head.session_id or reading.session_key)
     placement = PlacementRequest(parsed.model, head.task_group, session_key, reading.prompt, is_plain=reading.is_plain)
     if reading.previous_id is not None:
-        response = _find_stored(request, stored, reading.previous_id)
-        placement.pinned = None if response is None else response.target
+        placement.pinned, _ = admission.response_ids.find(reading.previous_id, request.grant)
+    if head.path == RESPONSES and request.layout is None:
+        raw_member(request.body, "request_id")  # BodyError now, not when ``with_response_id`` sets it
     return _apply(admission, request, parsed, placement)
 
 
@@ -243,14 +244,12 @@ def _apply(admission: Admission, request: Request, parsed: ParsedBody, placement
     return placement
 
 
-def _admit_bare(request: Request, admission: Admission, stored: StoredResponses) -> PlacementRequest:
+def _admit_bare(request: Request, admission: Admission) -> PlacementRequest:
     """Admit a request without a body: for the list of models, a model, or a stored response."""
     head, response_id = request.head, response_named_by(request.head.path)
     placement = PlacementRequest(None, head.task_group, head.session_id, NO_PROMPT, is_plain=True)
     if response_id is not None:
-        response = _find_stored(request, stored, response_id)
-        if response is not None:
-            placement.model, placement.pinned = response.model, response.target
+        placement.pinned, placement.model = admission.response_ids.find(response_id, request.grant)
     if not admission.is_trivial:
         placement = admission.apply(request, None, placement)
     if response_id is not None:
@@ -258,14 +257,15 @@ def _admit_bare(request: Request, admission: Admission, stored: StoredResponses)
     return placement
 
 
-def _find_stored(request: Request, stored: StoredResponses, response_id: str) -> StoredResponse | None:
-    """The stored response with an id; None if its replica is unknown, so that replicas are queried in turn."""
-    grant = request.grant
-    response = stored.find(response_id, grant)
-    if response is None and grant is not None and (grant.tenant is not None or grant.models is not None):
-        raise not_found(response_id)
-    request.is_lookup = response is None
-    return response
+def with_response_id(request: Request, admission: Admission, decision: Decision, model: str | None) -> bytes:
+    """The body of a request to ``RESPONSES``, with an id for the response that the engine may store.
+
+    ``model``: as the request names it. An id of the client's own is replaced.
+    """
+    response_id = admission.response_ids.new_id(decision.target.id, model, request.grant)
+    if request.layout is None:
+        return with_member(request.body, "request_id", response_id)
+    return with_members(request.body, {"request_id": response_id}, request.layout)[0]
 
 
 def rejection_of(error: RoutingError) -> RejectedRequestError:

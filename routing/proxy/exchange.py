@@ -22,7 +22,7 @@ from routing.log import defect
 from routing.observability.decision_log import structure_json
 from routing.observability.metrics import Outcome
 from routing.prompt.parsing import LARGE_BYTES, with_usage_requested, without_member
-from routing.proxy.admission import PROMPT_PATHS, RESPONSES, admit_request, rejection_of
+from routing.proxy.admission import PROMPT_PATHS, RESPONSES, admit_request, rejection_of, with_response_id
 from routing.proxy.prefill_leg import REJECTED, RETRIED, PrefillLeg, check_parameters
 from routing.proxy.response_relay import (
     REPLICA_ERROR,
@@ -32,7 +32,6 @@ from routing.proxy.response_relay import (
     count_request,
     end_request,
     record_completion,
-    store_response,
 )
 from routing.proxy.retries import TOO_MANY, RetryState, failure_error, retry_cause
 from routing.response_cache.cache import Progress
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
 PRELUDE_PATHS: Final = frozenset({RESPONSES, b"/v1/messages"})
 POST: Final = b"POST"
 OK: Final = HTTPStatus.OK.value
-NOT_FOUND: Final = HTTPStatus.NOT_FOUND.value
 SERVER_ERROR: Final = HTTPStatus.INTERNAL_SERVER_ERROR.value
 INVALID_STATUSES: Final = frozenset({400, 422})  # of engines that do not know a member of the request
 
@@ -208,8 +206,7 @@ class Exchange:
 
     def _admit(self, reading: BodyReading | None) -> None:
         try:
-            admission, stored = self._configuration.admission, self._services.stored_responses
-            self._placement_request = admit_request(self._request, admission, stored, reading)
+            self._placement_request = admit_request(self._request, self._configuration.admission, reading)
             self._is_plain = self._placement_request.is_plain
             if not self._request.cache_digest or self._begin_lookup():
                 self._place()
@@ -401,6 +398,9 @@ class Exchange:
             and upstream.pool.accepts_usage_requests
         )
         body = with_usage_requested(request.body, request.layout) if self._removes_usage else request.body
+        if request.head.path == RESPONSES:
+            admission, model = self._configuration.admission, self._placement_request.model
+            body = with_response_id(request, admission, self._decision, model)
         first_byte_s = self._first_byte_limit_s()
         if self._prefill is not None:
             first_byte_s = max(0.001, first_byte_s - self._prefill.duration_s)
@@ -445,7 +445,7 @@ class Exchange:
                     self._lookup.record(data)
                 self._relay.finish(data)  # earlier bytes went straight to its sink
                 self._complete()
-            elif head.status >= TOO_MANY or (head.status >= 400 and self._may_retry_client_error(head.status)):
+            elif head.status >= TOO_MANY or (self._removes_usage and head.status in INVALID_STATUSES):
                 self._on_error_response(head, data, last)
             elif self._prefill is not None and self._prefill.has_parameters and _is_failed_stream(head, data):
                 self._send_without_parameters()
@@ -487,10 +487,7 @@ class Exchange:
         retries = self._retries()
         if not retries.buffer(data, last=last):
             return
-        if self._request.is_lookup and head.status == NOT_FOUND:
-            if self._retry_on_other_replica(retries.on_not_found()):
-                return
-        elif head.status < TOO_MANY:
+        if head.status < TOO_MANY:
             if b"stream_options" in retries.body or b"include_usage" in retries.body:
                 self._send_unmodified(retries)
                 return
@@ -510,10 +507,6 @@ class Exchange:
             and head.status == SERVER_ERROR
             and retry_cause(head, body) is None  # else the engine stops
         )
-
-    def _may_retry_client_error(self, status: int) -> bool:
-        """Whether an error below 429 may be caused by the router: by its usage request, or by a lookup."""
-        return (self._removes_usage and status in INVALID_STATUSES) or (self._request.is_lookup and status == NOT_FOUND)
 
     def _send_unmodified(self, retries: RetryState) -> None:
         """Send the client's own request to the same replica, which rejected the usage request."""
@@ -612,8 +605,6 @@ class Exchange:
         )
         if self._lookup is not None:
             self._record_for_cache(self._lookup, head, data)
-        if head.status < 300 and (request.head.path == RESPONSES or request.is_lookup):
-            store_response(self._services, request, self._placement_request, self._decision.target.id, data)
         del self._placement_request, self._decision
         self._prefill = None
         request.body = b""

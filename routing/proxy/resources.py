@@ -1,26 +1,32 @@
-"""Paths that name a model or a stored response, and which replica stores a response.
+"""Paths that name a model or a stored response, and the ids of stored responses.
 
-A response of ``/v1/responses`` is stored in the memory of the replica that generated it. A request that names it, by
-path or as ``previous_response_id``, goes to that replica while it is eligible. Ids that this process has not
-seen, such as those of another worker or from before a restart, are looked for at one replica after the other, within
-the retry budget; but not for keys that are limited to a tenant or to some models, because the response may be
-another's.
+A response of ``/v1/responses`` is stored in the memory of the replica that generated it, under the ``request_id`` of
+its request, which the router sets. The id therefore says what nobody has to remember: the replica, the model, and by a
+keyed mark the caller. A request that names a response, by path or as ``previous_response_id``, goes to that replica
+while it is eligible. Any router with the same ``hash_secret`` can read the id, also after a restart. Ids of other
+callers, and ids without a valid mark, do not exist.
 """
 
 from __future__ import annotations
 
+import hmac
 import re
-from collections import OrderedDict
+import secrets
 from typing import TYPE_CHECKING, Final
 
+from xxhash import xxh3_64_hexdigest
+
+from routing.balancing.replicas import targets_of
 from routing.http.response import RejectedRequestError
+from routing.schema import RouterConfig, derived_key
 from routing.types import TargetId
 
 if TYPE_CHECKING:
     from routing.http.auth import Grant
+    from routing.schema import PoolConfig
 
-MAX_RESPONSES: Final = 32_768  # ids that are kept, the latest: 10 MiB
-_SEARCHED_BYTES: Final = 4096  # the id is one of the first members of a response
+NONCE_BYTES: Final = 12
+MARK_HEX: Final = 32  # digits of a mark: 128 bits
 
 _METHODS_OF_RESPONSE: Final = (b"GET", b"DELETE")
 _METHODS_OF_CANCEL: Final = (b"POST",)
@@ -31,7 +37,10 @@ _model_path: Final = re.compile(
     rb"/v1/models/(?=.{1,512}$)(" + _SEGMENT + rb"(?:(?:/|%2[Ff])" + _SEGMENT + rb")*)"
 ).fullmatch
 _escaped_slash: Final = re.compile(r"%2[Ff]").sub
-_response_id: Final = re.compile(rb'"id" ?: ?"([A-Za-z0-9_-]{1,128})"').search
+_own_id: Final = re.compile(
+    rf"resp_((?P<nonce>[0-9a-f]{{{2 * NONCE_BYTES}}})(?P<target>[0-9a-f]{{16}})(?P<model>[0-9a-f]{{16}}))"
+    rf"(?P<mark>[0-9a-f]{{{MARK_HEX}}})"
+).fullmatch
 
 
 def methods_of(path: bytes) -> tuple[bytes, ...] | None:
@@ -54,45 +63,49 @@ def model_named_by(path: bytes) -> str | None:
     return None if match is None else _escaped_slash("/", match[1].decode())
 
 
-class StoredResponse:
-    """The replica that stores a response, and the model and tenant of its request."""
+class ResponseIds:
+    """Makes and reads the ids of stored responses, under one configuration."""
 
-    __slots__ = ("model", "target", "tenant")
+    def __init__(self, config: RouterConfig) -> None:
+        self._secret = derived_key(config.hash_secret, "ids of stored responses")
+        self._targets = {
+            xxh3_64_hexdigest(target.id): (target.id, pool)
+            for pool in config.pools
+            for replica in pool.replicas
+            for target in targets_of(replica)
+        }
 
-    def __init__(self, target: TargetId, model: str | None, tenant: str | None) -> None:
-        self.target = target
-        self.model = model  # as its request named it
-        self.tenant = tenant
+    def new_id(self, target: TargetId, model: str | None, grant: Grant | None) -> str:
+        """The id of a response that a replica will store. ``model``: as its request names it."""
+        text = secrets.token_hex(NONCE_BYTES) + xxh3_64_hexdigest(target) + xxh3_64_hexdigest(model or "")
+        return f"resp_{text}{self._mark(text, grant)}"
 
-
-class StoredResponses:
-    """The latest stored responses, by id."""
-
-    def __init__(self, max_responses: int = MAX_RESPONSES) -> None:
-        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
-        self._max_responses = max_responses
-
-    def __len__(self) -> int:
-        return len(self._responses)
-
-    def add(self, data: bytes, response: StoredResponse) -> None:
-        """Keep the id in the first bytes of a response, plain or streamed; nothing if there is none."""
-        match = _response_id(data, 0, _SEARCHED_BYTES)
-        if match is not None:
-            self.remember(match[1].decode(), response)
-
-    def remember(self, response_id: str, response: StoredResponse) -> None:
-        """Keep where the response with this id is stored."""
-        self._responses[response_id] = response
-        if len(self._responses) > self._max_responses:
-            self._responses.popitem(last=False)
-
-    def find(self, response_id: str, grant: Grant | None) -> StoredResponse | None:
-        """Where a response is stored; None if unknown. RejectedRequestError if it is another tenant's."""
-        stored = self._responses.get(response_id)
-        if stored is not None and stored.tenant != (None if grant is None else grant.tenant):
+    def find(self, response_id: str, grant: Grant | None) -> tuple[TargetId, str | None]:
+        """Where a response is stored, and its model; RejectedRequestError if the caller has none with this id."""
+        match = _own_id(response_id)
+        if match is None or not hmac.compare_digest(self._mark(match[1], grant), match["mark"]):
             raise not_found(response_id)
-        return stored
+        target, pool = self._targets.get(match["target"], (None, None))
+        if target is None or pool is None:
+            raise not_found(response_id)
+        return target, _model_of(match["model"], pool, grant, response_id)
+
+    def _mark(self, text: str, grant: Grant | None) -> str:
+        """Binds an id to its caller: the tenant of the API key, else the key; without keys there is one caller."""
+        caller = "" if grant is None else f"key {grant.name}" if grant.tenant is None else f"tenant {grant.tenant}"
+        return hmac.digest(self._secret, f"{text} {caller}".encode(), "sha256").hex()[:MARK_HEX]
+
+
+def _model_of(digest: str, pool: PoolConfig, grant: Grant | None, response_id: str) -> str | None:
+    """The model with this digest, among those that the pool serves and the key permits; None: the default."""
+    names = [name for name, _ in pool.names]
+    if not pool.models and grant is not None:
+        names += grant.models or ()
+    model = next((name for name in names if xxh3_64_hexdigest(name) == digest), None)
+    is_open = not pool.models and (grant is None or grant.models is None)  # any other name is this pool's too
+    if model is None and not is_open and digest != xxh3_64_hexdigest(""):
+        raise not_found(response_id)
+    return model
 
 
 def not_found(response_id: str) -> RejectedRequestError:

@@ -29,11 +29,9 @@ from routing.http.response_json import ParsedResponse, Usage
 from routing.http.usage import ResponseTail, UsageFilter, generated_tokens
 from routing.observability.decision_log import Record
 from routing.observability.metrics import Outcome
-from routing.proxy.admission import RESPONSES
-from routing.proxy.resources import StoredResponse, response_named_by
 from routing.proxy.retries import TOO_MANY
 from routing.response_cache.keys import Scope
-from routing.types import ReplicaId, TargetId
+from routing.types import ReplicaId
 from routing.upstream.connection import BodySink
 
 if TYPE_CHECKING:
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
 
 
 Frame = Callable[[bytes, bool], bytes]
-GET: Final = b"GET"
 REPLICA_ERROR: Final = Outcome.REPLICA_ERROR  # attributes of an enum are slow to look up
 
 
@@ -333,15 +330,3 @@ def count_request(services: Services, record: Record | None, outcome: Outcome, p
     else:
         services.metrics.count_placed(record, outcome)
         services.decisions.add(record)
-
-
-def store_response(
-    services: Services, request: Request, placement: PlacementRequest, target: TargetId, data: bytes
-) -> None:
-    """Remember that a replica stores the response that begins with ``data``, or that was looked for."""
-    grant, head, stored = request.grant, request.head, services.stored_responses
-    response = StoredResponse(target, placement.model, None if grant is None else grant.tenant)
-    if head.path == RESPONSES:
-        stored.add(data, response)
-    elif head.method == GET and (response_id := response_named_by(head.path)) is not None:
-        stored.remember(response_id, response)

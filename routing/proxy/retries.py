@@ -30,7 +30,6 @@ GATEWAY_TIMEOUT: Final = HTTPStatus.GATEWAY_TIMEOUT.value
 SHUTTING_DOWN: Final = b"cannot schedule new futures after shutdown"  # vLLM's 500 while it drains
 QUEUE_FULL: Final = b"currently busy and cannot accept new requests"  # vLLM's 503 at its own limit of waiting requests
 BUSY: Final = "busy"
-NOT_FOUND: Final = "not_found"
 
 _retry_after: Final = re.compile(rb"^retry-after:", re.IGNORECASE | re.MULTILINE).search
 
@@ -65,9 +64,6 @@ def failure_error(replica: str, failure: Failure) -> RejectedRequestError:
     if failure is Failure.INVALID_RESPONSE:
         return RejectedRequestError(502, f"replica {replica!r} sent a response that is not valid HTTP")
     return RejectedRequestError(502, f"replica {replica!r} closed the connection before its response was complete")
-
-
-MAX_LOOKUPS: Final = 32  # further replicas that are queried for a stored response whose replica is unknown
 
 
 class RetryState:
@@ -116,10 +112,6 @@ class RetryState:
         self._services.checks.request_check(self._record.replica)
         return self._next("aborted")
 
-    def on_not_found(self) -> Decision | None:
-        """Called when the replica does not store the response that the request names; another one may."""
-        return self._next(NOT_FOUND, is_lookup=True)
-
     def on_stalled(self) -> Decision | None:
         return self._next("stalled")
 
@@ -136,17 +128,12 @@ class RetryState:
             cause, self._retried_429 = (None if self._retried_429 else cause), True
         return None if cause is None else self._next(cause)
 
-    def _next(self, cause: str, *, is_lookup: bool = False) -> Decision | None:
-        """The decision for a replica that has not failed; None if there is none, or no retry is allowed.
-
-        ``is_lookup``: nothing has failed, so only the retry budget applies, and a limit of its own.
-        """
+    def _next(self, cause: str) -> Decision | None:
+        """The decision for a replica that has not failed; None if there is none, or no retry is allowed."""
         services, record, limits = self._services, self._record, self._configuration.limits
         self._failed.add(ReplicaId(record.replica))
         self.cause = cause
-        if not (is_lookup or cause in limits.retry_on):
-            return None
-        if record.retries >= (MAX_LOOKUPS if is_lookup else limits.retries):
+        if cause not in limits.retry_on or record.retries >= limits.retries:
             return None
         if not services.retry_budget.spend():  # before a decision, which costs more
             return None

@@ -17,7 +17,6 @@ from routing.observability.tracing import Tracer
 from routing.proxy.admission import Admission
 from routing.proxy.admission_queues import AdmissionQueues
 from routing.proxy.large_bodies import LargeBodies
-from routing.proxy.resources import StoredResponses
 from routing.response_cache.cache import ResponseCaches
 from routing.schema import RouterConfig, StreamUsage
 from routing.types import ReplicaId
@@ -71,7 +70,6 @@ class Services:
         self.large_bodies = LargeBodies()
         self.metrics = Metrics()
         self.decisions = DecisionRing()
-        self.stored_responses = StoredResponses()
         self.structure_sampler = StructureSampler()
         self.tracer: Tracer | None = None  # None: nothing is traced
         self.is_draining = False

@@ -115,7 +115,7 @@ class ResponseFormat:
         self._body = body
         self._messages = messages
         self._store = store
-        self._id = f"resp_{secrets.token_hex(8)}"
+        self._id = str(body.get("request_id") or f"resp_{secrets.token_hex(8)}")  # clients may choose it, as at vLLM
         self._item_id = f"msg_{secrets.token_hex(8)}"
         self._created_at = int(time.time())
         self._number = 0  # of the next event

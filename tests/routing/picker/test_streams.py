@@ -426,12 +426,16 @@ async def test_ranks_are_in_a_header_and_fallbacks_have_the_same() -> None:
 
 async def test_a_request_without_a_body_gets_its_endpoint_with_the_headers() -> None:
     async with picking(fleet(replicas())) as (_, channel):
-        stream = EnvoyStream(channel)
-        message = {"headers": head(b"/v1/responses/resp_1", method="GET"), "end_of_stream": True}
-        await stream.send(request_headers=message)
-        reply = await stream.read()
+        picked = await EnvoyStream(channel).request(b'{"model":"tiny","input":"Hi"}', path=b"/v1/responses")
+        replies = []
+        for name in (json.loads(b"".join(picked.chunks))["request_id"].encode(), b"resp_1"):
+            stream = EnvoyStream(channel)
+            message = {"headers": head(b"/v1/responses/" + name, method="GET"), "end_of_stream": True}
+            await stream.send(request_headers=message)
+            replies.append(await stream.read())
 
-    assert ENDPOINT in fields_of(reply.request_headers.response)
+    assert fields_of(replies[0].request_headers.response)[ENDPOINT] == picked.fields[ENDPOINT]
+    assert replies[1].immediate_response.status.code == 404
 
 
 async def test_a_body_that_another_process_reads_is_placed_too() -> None:

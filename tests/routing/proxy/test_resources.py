@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from routing.proxy.resources import StoredResponse, StoredResponses
-from routing.schema import Access, Alias, ApiKey, Caps, Limits, LowestCostSettings, RouterConfig
-from routing.types import TargetId
-from tests.fakes.replica import Call, FakeReplica, answering, fake_replicas, plain_answer, streaming
+from routing.schema import Access, Alias, ApiKey, Caps, LowestCostSettings, RouterConfig
+from tests.fakes.replica import Call, FakeReplica, answering, plain_answer, streaming
 from tests.routing.proxy.harness import (
     KEY,
     OTHER,
@@ -31,16 +30,26 @@ REQUEST = b'{"model":"tiny","input":"Hi"}'
 NOT_FOUND = b'{"error":{"message":"not found","type":"invalid_request_error","param":"response_id","code":404}}'
 
 
-def storing(replica: FakeReplica, response_id: str = "") -> None:
-    """A replica that stores its responses, as vLLM does."""
-    name = response_id or f"resp_{replica.name.replace('-', '')}"
+def storing(replica: FakeReplica, *, is_streamed: bool = False) -> None:
+    """A replica that stores its responses under the ``request_id`` of their requests, as vLLM does."""
+    stored: set[str] = set()
     usage = {"input_tokens": 5, "output_tokens": 1, "input_tokens_details": {"cached_tokens": 0}}
-    body = json.dumps({"id": name, "object": "response", "usage": usage}).encode()
 
     async def script(call: Call) -> None:
-        is_new = call.line.startswith(b"POST /v1/responses HTTP") and b"previous_response_id" not in call.body
-        is_known = is_new or name.encode() in call.line + call.body
-        await call.send(plain_answer(body if is_known else NOT_FOUND, status=200 if is_known else 404))
+        if call.line.startswith(b"POST /v1/responses HTTP"):
+            body = json.loads(call.body)
+            name, is_known = body["request_id"], body.get("previous_response_id", None) in {None, *stored}
+            stored.add(name)
+        else:
+            name = call.line.split()[1].decode().split("/")[3].partition("?")[0]
+            is_known = name in stored
+        response = {"id": name, "object": "response", "usage": usage}
+        if is_known and is_streamed:
+            event = json.dumps({"type": "response.created", "response": response}).encode()
+            await streaming(b"event: response.created\ndata: %b\n\n" % event)(call)
+        else:
+            answer = json.dumps(response).encode() if is_known else NOT_FOUND
+            await call.send(plain_answer(answer, status=200 if is_known else 404))
 
     replica.script = script
 
@@ -75,16 +84,22 @@ async def test_a_stored_response_is_at_the_replica_that_made_it(
     assert [decision["prompt_tokens"] for decision in decisions[:2]] == [5, None]
 
 
-async def test_a_streamed_response_is_remembered_too(two: list[FakeReplica]) -> None:
-    created = (
-        b'event: response.created\ndata: {"response":{"id":"resp_1","object":"response"},"type":"response.created"}\n\n'
-    )
+async def made_by(harness: Harness, headers: Sequence[bytes] = (), **members: object) -> tuple[bytes, str]:
+    """The path of a new response, and its replica."""
+    made = await send(harness, post(RESPONSES, json.dumps({**json.loads(REQUEST), **members}).encode(), headers))
+    assert made.status == 200
+    return b"/v1/responses/%b" % json.loads(made.body)["id"].encode(), made.replica
+
+
+async def test_a_streamed_response_is_found_too(two: list[FakeReplica]) -> None:
     for replica in two:
-        replica.script = streaming(created)
+        storing(replica, is_streamed=True)
     async with routed(config(two)) as harness:
         made = await send(harness, post(RESPONSES, REQUEST[:-1] + b',"stream":true}'))
+        path = b"/v1/responses/" + made.body.partition(b'"id": "')[2].partition(b'"')[0]
         for _ in range(3):
-            assert (await send(harness, get(b"/v1/responses/resp_1?stream=true"))).replica == made.replica
+            found = await send(harness, get(path + b"?stream=true"))
+            assert (found.status, found.replica) == (200, made.replica)
 
 
 async def test_the_next_turn_goes_to_the_replica_that_stores_the_previous_one(three: list[FakeReplica]) -> None:
@@ -100,43 +115,23 @@ async def test_the_next_turn_goes_to_the_replica_that_stores_the_previous_one(th
         assert (await send(harness, post(RESPONSES, json.dumps(turn).encode()))).replica == made.replica
 
 
-async def test_a_response_of_unknown_origin_is_looked_for(three: list[FakeReplica]) -> None:
+@pytest.mark.parametrize("models", [(), ("tiny", "large")])
+async def test_every_router_finds_a_response_also_after_a_restart(
+    models: tuple[str, ...], three: list[FakeReplica]
+) -> None:
     for replica in three:
         storing(replica)
-    async with routed(config(three)) as harness:
-        for replica in three:
-            found = await send(harness, get(b"/v1/responses/resp_" + replica.name.replace("-", "").encode()))
-            assert (found.status, found.replica) == (200, replica.name)
-        missing = await send(harness, get(b"/v1/responses/resp_unknown"))
-
-    assert (missing.status, missing.body) == (404, NOT_FOUND)
-
-
-async def test_every_replica_is_asked_for_a_response_of_unknown_origin_and_the_place_is_remembered() -> None:
-    async with fake_replicas(6) as six:
-        for replica in six:
-            storing(replica)
-        async with routed(config(six, limits=Limits(retries=0))) as harness:
-            for replica in six:
-                path = b"/v1/responses/resp_" + replica.name.replace("-", "").encode()
-                found = await send(harness, get(path))
-                asked = sum(len(other.calls) for other in six)
-                again = await send(harness, get(path))
-                assert [found.status, again.status] == [200, 200]
-                assert found.replica == again.replica == replica.name
-                assert sum(len(other.calls) for other in six) == asked + 1
-
-
-async def test_a_turn_after_a_response_of_unknown_origin_finds_its_replica(three: list[FakeReplica]) -> None:
-    """As behind several routers: another one has placed the turn before."""
-    for replica in three:
-        storing(replica)
-    for replica in three:
-        previous = "resp_" + replica.name.replace("-", "")
-        turn = json.dumps({"model": "tiny", "input": "And then?", "previous_response_id": previous}).encode()
-        async with routed(config(three)) as harness:
-            response = await send(harness, post(RESPONSES, turn))
-            assert (response.status, response.replica) == (200, replica.name)
+    async with routed(config(three, models=models)) as harness:
+        made = [await made_by(harness) for _ in range(3)]
+    async with routed(config(three[::-1], models=models)) as harness:
+        for path, replica_name in made:
+            found = await send(harness, get(path))
+            turn = json.dumps({"model": "tiny", "input": "On.", "previous_response_id": path[14:].decode()}).encode()
+            continued = await send(harness, post(RESPONSES, turn))
+            assert [found.status, continued.status] == [200, 200]
+            assert found.replica == continued.replica == replica_name
+    async with routed(config(three[:1], models=models)) as harness:
+        assert [(await send(harness, get(path))).status for path, _ in made].count(404) == 2
 
 
 @pytest.mark.parametrize(
@@ -188,36 +183,80 @@ def with_tenants(replicas: list[FakeReplica]) -> RouterConfig:
     return replace(config(replicas, models=("tiny",)), access=Access(keys=keys))
 
 
-async def test_a_tenant_reaches_no_response_of_another(replica: FakeReplica) -> None:
+@pytest.mark.parametrize(
+    ("maker", "other"),
+    [
+        ({"tenant": "red"}, {"tenant": "blue"}),
+        ({"tenant": "red"}, {}),
+        ({}, {"tenant": "red"}),
+        ({}, {}),
+        ({}, {"models": ("tiny",)}),
+    ],
+)
+async def test_a_caller_reaches_no_response_of_another(
+    maker: dict[str, Any], other: dict[str, Any], replica: FakeReplica
+) -> None:
     storing(replica)
-    async with routed(with_tenants([replica])) as harness:
-        path = (
-            b"/v1/responses/"
-            + json.loads((await send(harness, post(RESPONSES, REQUEST, [bearer()]))).body)["id"].encode()
-        )
+    keys = Access(keys=(api_key("red", **maker), api_key("blue", OTHER, **other)))
+    routers = replace(config([replica], models=("tiny",)), access=keys)
+    async with routed(routers) as harness:
+        path, _ = await made_by(harness, [bearer()])
         assert (await send(harness, get(path, [bearer()]))).status == 200
+    async with routed(routers) as harness:
+        name = path[14:].decode()
         calls = len(replica.calls)
-        for refused in (get(path, [bearer(OTHER)]), get(b"/v1/responses/resp_unknown", [bearer()])):
+        turn = json.dumps({"model": "tiny", "input": "a", "previous_response_id": name}).encode()
+        for refused in (
+            get(path, [bearer(OTHER)]),
+            request_to("DELETE", path, [bearer(OTHER)]),
+            request_to("POST", path + b"/cancel", [bearer(OTHER)]),
+            post(RESPONSES, turn, [bearer(OTHER)]),
+            get(b"/v1/responses/resp_unknown", [bearer()]),
+            get(path[:-1] + (b"0" if path[-1:] != b"0" else b"1"), [bearer()]),
+        ):
             response = await send(harness, refused)
             assert (response.status, response.error["param"]) == (404, "response_id")
-        turn = json.dumps({"model": "tiny", "input": "a", "previous_response_id": path[14:].decode()}).encode()
-        assert (await send(harness, post(RESPONSES, turn, [bearer(OTHER)]))).status == 404
-        unknown = turn.replace(b"resp_", b"resp_of_another_worker_")
-        assert (await send(harness, post(RESPONSES, unknown, [bearer(OTHER)]))).status == 404
         assert (await send(harness, get(path))).status == 401
+        assert len(replica.calls) == calls
+        stolen, _ = await made_by(harness, [bearer(OTHER)], request_id=name, store=False)
+        assert stolen != path
+        assert [(await send(harness, get(path, [bearer(key)]))).status for key in (KEY, OTHER)] == [200, 404]
 
-    assert len(replica.calls) == calls
+
+async def test_keys_of_a_tenant_share_responses_of_the_models_that_they_may_use(replica: FakeReplica) -> None:
+    storing(replica)
+    keys = api_key("one", tenant="red"), api_key("two", OTHER, tenant="red", models=("large",))
+    async with routed(replace(config([replica], models=("tiny", "large")), access=Access(keys=keys))) as harness:
+        statuses = []
+        for model in ("large", "tiny"):
+            path, _ = await made_by(harness, [bearer()], model=model)
+            statuses.append((await send(harness, get(path, [bearer(OTHER)]))).status)
+    assert statuses == [200, 403]
 
 
-def test_the_latest_responses_are_remembered() -> None:
-    stored, response = StoredResponses(max_responses=3), StoredResponse(TargetId("a"), "tiny", None)
-    for number in range(5):
-        stored.add(b'{"id":"resp_%d"}' % number, response)
-    stored.add(b"{}", response)
-    stored.add(b'{"id":"%b"}' % (b"x" * 200), response)
+@pytest.mark.parametrize(
+    "member",
+    [
+        b'"request_id":"resp_chosen"',
+        b'"\\u0072equest_id":"resp_chosen"',
+        b'"request_id":"a","request_id":"resp_chosen"',
+        b'"request_id":null',
+        b'"input":"%b","request_id":"resp_chosen"' % (b"x" * 300_000),
+    ],
+)
+async def test_clients_do_not_choose_the_ids_of_responses(member: bytes, replica: FakeReplica) -> None:
+    storing(replica)
+    async with routed(config([replica])) as harness:
+        response = await send(harness, post(RESPONSES, b'{"model":"tiny",' + member + b"}"))
+        found = await send(harness, get(b"/v1/responses/" + json.loads(response.body)["id"].encode()))
+    assert (response.status, found.status) == (200, 200)
+    assert b"chosen" not in replica.calls[0].body
 
-    assert len(stored) == 3
-    assert [stored.find(f"resp_{number}", None) for number in range(5)] == [None, None, response, response, response]
+
+async def test_a_body_in_which_an_id_may_hide_is_rejected(replica: FakeReplica) -> None:
+    async with routed(config([replica])) as harness:
+        response = await send(harness, post(RESPONSES, b'{"model":"tiny","request_id":"a","\xff":1}'))
+    assert (response.status, replica.calls) == (400, [])
 
 
 # --- models ---

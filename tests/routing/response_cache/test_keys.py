@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing.http.request import Request, RequestHead
-from routing.response_cache.keys import IRRELEVANT, CacheKeys, Scope
+from routing.response_cache.keys import IRRELEVANT, MAX_SECONDS, CacheKeys, Scope, read_options
 from routing.schema import ResponseCache
 from tests.routing.building import SECRET
 
@@ -146,7 +146,9 @@ def test_paths_and_versions_have_entries_of_their_own():
     assert len(names) == 3
 
 
-@pytest.mark.parametrize(("header", "seconds"), [("max-age=1, max-age=60", 1), ("max-age=x", 0), ("max-age=" + "9" * 20, MAX_SECONDS)])
+@pytest.mark.parametrize(
+    ("header", "seconds"), [("max-age=1, max-age=60", 1), ("max-age=x", 0), ("max-age=" + "9" * 20, MAX_SECONDS)]
+)
 def test_a_repeated_or_malformed_max_age_is_the_stricter_one(header, seconds):
     options = read_options(None, header, 100)
     assert options is not None
