@@ -130,7 +130,7 @@ def _check(arguments: argparse.Namespace, token: str | None) -> None:
         raise SettingsError("--workers: more than one needs Linux")
     if arguments.control_plane is not None:
         try:
-            check_base_url(arguments.control_plane, "--control-plane")
+            arguments.control_plane = check_base_url(arguments.control_plane, "--control-plane")
         except ConfigError as error:
             raise SettingsError(str(error)) from None
     for port, certificate, key in (

@@ -135,7 +135,7 @@ def _target(address: object, labels: Mapping[str, Any], settings: FileSettings, 
     scheme = str(labels.get("__scheme__", settings.scheme))
     label_texts = {str(key): str(value) for key, value in labels.items() if isinstance(value, str | int | float)}
     error = "" if _ADDRESS.fullmatch(str(address)) else "expected host:port"
-    return Target(key=str(name or address), url=f"{scheme}://{address}", labels=label_texts, error=error)
+    return Target(key=str(name or address), url=f"{scheme}://{address}".lower(), labels=label_texts, error=error)
 
 
 def _error_text(error: Exception) -> str:

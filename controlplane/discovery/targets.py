@@ -86,8 +86,8 @@ def role_of(labels: Mapping[str, str]) -> ReplicaRole:
 
 
 def base_url(scheme: str, host: str, port: int) -> str:
-    """Base URL of a replica, with brackets around an IPv6 address."""
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    """Base URL of a replica in its normal form, with brackets around an IPv6 address."""
+    return f"{scheme}://[{host}]:{port}".lower() if ":" in host else f"{scheme}://{host}:{port}".lower()
 
 
 def collect(candidates: Iterable[Target], limits: PollLimits) -> PollResult:

@@ -54,23 +54,24 @@ def check_labels(labels: Mapping[str, str]) -> None:
             raise InvalidError("$.labels", f"{key}: expected a value of up to 63 letters, digits, ., _ and -")
 
 
-def check_url(url: str, path: str) -> None:
-    """InvalidError unless the URL is a base URL (``http(s)://host[:port][/path]``)."""
+def check_url(url: str, path: str) -> str:
+    """The normal form of a base URL (``http(s)://host[:port][/path]``); InvalidError."""
     try:
-        check_base_url(url, path)
+        return check_base_url(url, path)
     except ConfigError as error:
         raise InvalidError(error.path, error.reason) from None
 
 
-def check_replica_url(url: str, path: str) -> None:
-    """InvalidError unless the URL is a base URL in a network that replicas may be in.
+def check_replica_url(url: str, path: str) -> str:
+    """The normal form of a base URL in a network that replicas may be in; InvalidError.
 
     Checks only an address written in the URL. A host name is checked by what it resolves to at each connection.
     """
-    check_url(url, path)
+    url = check_url(url, path)
     for address in literal_addresses(urlsplit(url).hostname or ""):
         if reason := fleet_rules().denial_reason(address):
             raise InvalidError(path, f"{reason}; WARMPATH_FLEET_NETWORKS lists the networks that replicas may be in")
+    return url
 
 
 def lock_row(rows: QuerySet[Row], pk: int) -> Row:

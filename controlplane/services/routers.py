@@ -66,9 +66,9 @@ def announce(
     InvalidError for an invalid name or URL.
     """
     check_name(name, LONG_NAME, "$.name")
-    check_url(admin_url, "$.admin_url")
+    admin_url = check_url(admin_url, "$.admin_url")
     if data_url:
-        check_url(data_url, "$.data_url")
+        data_url = check_url(data_url, "$.data_url")
     fields: dict[str, Any] = {"boot": boot, "version": version, "admin_url": admin_url, "data_url": data_url}
     router, is_new = Router.objects.select_for_update(no_key=True).get_or_create(
         name=name, defaults={**fields, "last_seen_at": timezone.now()}

@@ -262,7 +262,7 @@ def _authorization(token: str | None) -> Any:
         if token is not None and not _has_token(request, token):
             return _json({"error": "unauthorized"}, status=401, headers={"WWW-Authenticate": "Bearer"})
         # A small body that decompresses to a large one would delay requests.
-        if request.headers.get("Content-Encoding", "identity") != "identity":
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             return _json({"error": "compressed bodies are not supported"}, status=415)
         return await handler(request)
 
@@ -277,8 +277,8 @@ def _has_loopback_host(request: web.Request) -> bool:
 
 
 def _has_token(request: web.Request, token: str) -> bool:
-    header = request.headers.get("Authorization", "")
-    return hmac.compare_digest(header.encode(errors="surrogateescape"), f"Bearer {token}".encode())
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    return scheme.lower() == "bearer" and hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode())
 
 
 @web.middleware

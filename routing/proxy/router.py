@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from routing.balancing.load_tracker import models_of
 from routing.balancing.placement import Placement
@@ -259,7 +260,7 @@ class Router:
             replica.url,
             api_key=replica.api_key,
             hides_keys=config.access is not None,
-            tls=self.tls.upstream_context if replica.url.startswith("https:") else None,
+            tls=self.tls.upstream_context if urlsplit(replica.url).scheme == "https" else None,
             networks=config.replica_networks,
         )
 

@@ -88,8 +88,11 @@ def _hide(value: Any) -> Any:
 _host = re.compile(r"^[A-Za-z0-9._-]+$|^[0-9A-Fa-f:.]+$")
 
 
-def check_base_url(url: str, path: str = "url") -> None:
-    """Check a base URL: http or https, a host, nothing after the path; ConfigError names ``path``."""
+def check_base_url(url: str, path: str = "url") -> str:
+    """The normal form of a base URL, with scheme and host in lower case and without a final slash (RFC 3986).
+
+    ConfigError names ``path``: expected are http or https, a host, and nothing after the path.
+    """
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -102,6 +105,7 @@ def check_base_url(url: str, path: str = "url") -> None:
     has_printable_ascii_only = url.isascii() and url.isprintable() and " " not in url
     if parts.username is not None or parts.query or parts.fragment or not has_printable_ascii_only:
         raise ConfigError(path, "expected no credentials, query, fragment or blanks")
+    return f"{parts.scheme}://{parts.netloc.lower()}{parts.path}".rstrip("/")
 
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -212,7 +216,7 @@ def decode(decoder: msgspec.json.Decoder[T], document: bytes) -> T:
 
 def is_loopback(host: str) -> bool:
     """Whether a host is a loopback address or ``localhost``; other names may resolve differently later."""
-    if host == "localhost":
+    if host.lower() == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback

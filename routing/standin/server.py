@@ -112,8 +112,8 @@ def _is_authorized(request: web.Request) -> bool:
     key = request.app[replica_key].settings.api_key
     if key is None or not request.path.startswith(AUTHENTICATED_PATHS):
         return True
-    header = request.headers.get("Authorization", "")
-    return hmac.compare_digest(header.encode(errors="surrogateescape"), f"Bearer {key}".encode())
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    return scheme.lower() == "bearer" and hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode())
 
 
 # --- generation ---

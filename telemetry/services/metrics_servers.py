@@ -58,9 +58,7 @@ def _check_text(field: str, pattern: str, expected: str, max_chars: int) -> Call
 
 
 def _url(value: Any) -> str:
-    url = str(value).strip().rstrip("/")
-    check_replica_url(url, "$.url")
-    return url
+    return check_replica_url(str(value).strip(), "$.url")
 
 
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {

@@ -42,7 +42,7 @@ def test_the_environment_is_read_and_the_command_line_wins(tmp_path: Path) -> No
         "WARMPATH_ROUTER_ADMIN_TLS_KEY_FILE": "/tls/admin.key",
         "WARMPATH_ROUTER_ADMIN_TOKEN_FILE": str(tmp_path / "token"),
     }
-    settings = read_settings(["--control-plane", "http://cp", "--name", "one", "--port", "7000"], environ)
+    settings = read_settings(["--control-plane", "HTTP://Cp", "--name", "one", "--port", "7000"], environ)
     assert (settings.host, settings.port, settings.admin_port) == ("0.0.0.0", 7000, 9001)
     assert (settings.admin_token, settings.state_dir) == ("s3cret", Path("/data/router-one"))
     assert settings.control_plane_url == "http://cp"

@@ -200,7 +200,7 @@ def _set_fields(replica: Replica, settings: ReplicaSettings) -> None:
     if "api_key" in settings:
         _set_api_key(replica, settings.pop("api_key"))
     if "url" in settings:
-        settings["url"] = _checked_url(settings["url"])
+        settings["url"] = check_replica_url(settings["url"], "$.url")
     if "weight" in settings and not 0 < settings["weight"] <= 1000:
         raise InvalidError("$.weight", "expected more than 0 and at most 1000")
     if "labels" in settings:
@@ -240,7 +240,7 @@ def _set_api_key(replica: Replica, key: str | None) -> None:
 def _check_key_destination(replica: Replica, url: str) -> None:
     """InvalidError if a stored key would be sent to a different address."""
     if replica.api_key_encrypted is not None:
-        before, after = address_of(replica.url), address_of(_checked_url(url))
+        before, after = address_of(replica.url), address_of(check_replica_url(url, "$.url"))
         check_destination("$.api_key", "API key", before=before, after=after)
 
 
@@ -250,9 +250,3 @@ def _source_changed(replica: Replica) -> bool:
         return False
     discovered = DiscoveredReplica.objects.filter(replica=replica)
     return discovered.filter(source__settings_changed_at__gt=replica.api_key_set_at).exists()
-
-
-def _checked_url(url: str) -> str:
-    """The URL without a final slash."""
-    check_replica_url(url, "$.url")
-    return url.rstrip("/")

@@ -131,8 +131,8 @@ def metrics(request: HttpRequest) -> HttpResponse:
 
 def _is_permitted(request: HttpRequest) -> bool:
     token = settings.METRICS_TOKEN
-    header = request.headers.get("Authorization", "")
-    if token and hmac.compare_digest(header.encode(errors="replace"), f"Bearer {token}".encode()):
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    if token and scheme.lower() == "bearer" and hmac.compare_digest(given.encode(errors="replace"), token.encode()):
         return True
     if lacks_forwarded_for(request):
         return False

@@ -13,7 +13,7 @@ from controlplane.egress import fleet_rules
 
 GROUPS = [
     {"targets": ["10.0.0.1:8000", "10.0.0.2:8000"], "labels": {"rack": "a"}},
-    {"targets": ["10.0.0.3:8000"], "labels": {"replica": "gpu-3", "__scheme__": "https"}},
+    {"targets": ["10.0.0.3:8000"], "labels": {"replica": "gpu-3", "__scheme__": "HTTPS"}},
 ]
 YAML = """
 # written by hand
@@ -54,6 +54,13 @@ def test_targets_are_read_with_their_labels(folder, name, content):
         ("gpu-3", "https://10.0.0.3:8000"),
     ]
     assert result.targets[0].labels == {"rack": "a"}
+
+
+def test_a_host_in_upper_case_is_the_same_engine(folder):
+    write(folder / "fleet.json", [{"targets": ["GPU-1:8000"]}, {"targets": ["gpu-1:8000"]}])
+    result = poll()
+    assert [target.url for target in result.targets] == ["http://gpu-1:8000"]
+    assert len(result.rejections) == 1
 
 
 def test_a_file_that_is_replaced_by_rename_is_always_read_whole(folder):

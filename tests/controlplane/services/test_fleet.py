@@ -94,6 +94,19 @@ def test_names_and_addresses_are_unique(replica, pool):
         update_replica(other, url=replica.url)
 
 
+@pytest.mark.parametrize("url", ["HTTP://10.0.0.1:8000", "http://10.0.0.1:8000/", "Http://10.0.0.1:8000"])
+def test_a_url_in_another_spelling_is_the_same_address(replica, pool, url):
+    with pytest.raises(NameTakenError, match=r"http://10\.0\.0\.1:8000"):
+        add_replica(pool, name="r9", url=url)
+
+
+def test_the_scheme_and_host_of_a_url_are_stored_in_lower_case(pool):
+    replica = add_replica(pool, name="r9", url="HTTPS://GPU-9.Example:8000/Engine/", api_key="engine-key")
+    assert replica.url == "https://gpu-9.example:8000/Engine"
+    assert update_replica(replica, url="https://Gpu-9.example:8000/Engine").url == replica.url  # keeps its key
+    assert build_config("ab" * 32).pools[0].replicas[0].url == "https://gpu-9.example:8000/Engine"
+
+
 def test_a_group_uses_only_replicas_of_its_own_pool(replica):
     other = create_pool("other", models=["m"])
     with pytest.raises(InvalidError) as error:

@@ -25,7 +25,8 @@ async def test_the_token_protects_everything_but_health_and_metrics(replica: Fak
             assert (await harness.admin("PUT", "/admin/config", headers=headers, data=b"{}"))[0] == 401
             assert (await harness.admin("POST", "/admin/explain", headers=headers, data=b"{}"))[0] == 401
         for path in paths:
-            assert (await harness.admin("GET", path, headers={"Authorization": "Bearer s3cret"}))[0] == 200
+            for scheme in ("Bearer", "bearer"):  # RFC 9110: case-insensitive
+                assert (await harness.admin("GET", path, headers={"Authorization": f"{scheme} s3cret"}))[0] == 200
         for path in ("/healthz", "/readyz", "/metrics"):
             assert (await harness.admin("GET", path))[0] == 200
 

@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 
 from routing.http.tls import Tls, TlsError, TlsFiles
@@ -222,6 +223,19 @@ async def test_a_replica_with_a_valid_certificate_is_used_and_its_connection_kep
         secure.script = resetting
         assert (await harness.chat()).status == 502
         await harness.at_rest()
+
+
+async def test_a_url_with_an_upper_case_scheme_is_spoken_to_over_tls(authority: Authority) -> None:
+    """Control planes of earlier releases pushed a URL as it was entered."""
+    async with secure_replica(authority.issue("replica")) as secure:
+        written = config([secure], health=HealthCheck(interval_s=0.05))
+        replica = msgspec.structs.replace(
+            written.pools[0].replicas[0], url=secure.url.replace("https", "HTTPS"), api_key="engine-key"
+        )
+        pools = (msgspec.structs.replace(written.pools[0], replicas=(replica,)),)
+        async with routed(msgspec.structs.replace(written, pools=pools), tls=trusting(authority)) as harness:
+            assert (await harness.chat()).status == 200
+            await harness.until(lambda: harness.router.services.checks.status("secure").is_up, "its health check")
 
 
 @pytest.mark.parametrize("problem", ["stranger", "another host", "too old"])
