@@ -95,6 +95,15 @@ def current_origin() -> Origin:
     return _origin.get()
 
 
+class OneLineRefusals(logging.Filter):
+    """Removes the traceback of a request that was refused (4xx): it only shows where the refusal is in our code."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if getattr(record, "status_code", 500) < 500:
+            record.exc_info = None
+        return True
+
+
 class JsonFormatter(logging.Formatter):
     """Formats a log record as one JSON object: ``at``, ``level``, ``logger``, ``message``, and ``request_id`` and
     ``exception`` where there is one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import dns.exception
 import dns.nameserver
@@ -26,6 +26,8 @@ from controlplane.discovery.targets import (
     collect,
     printable,
 )
+from controlplane.egress import Rules
+from routing.schema import ConfigError
 
 
 class Record(StrEnum):
@@ -61,6 +63,11 @@ class DnsSettings(SourceSettings, frozen=True):
             description="Address of the name server, such as 10.0.0.2 or 10.0.0.2:5353; empty: the system's resolver.",
         ),
     ] = ""
+
+    def checked(self, rules: Rules) -> Self:
+        if self.server and (refusal := rules.denial_reason(name_server(self.server)[0])):
+            raise ConfigError("server", f"{refusal}; WARMPATH_FLEET_NETWORKS lists the allowed networks")
+        return self
 
 
 class DnsKind:
@@ -110,19 +117,24 @@ def _resolver(settings: DnsSettings, limits: PollLimits) -> dns.resolver.Resolve
     """The system's resolver, or one for the configured server if the egress rules allow its address."""
     if not settings.server:
         return dns.resolver.Resolver()
-    address, port = _server(settings.server)
-    if refusal := limits.rules.denial_reason(address):
-        raise PollError(f"The name server is not an allowed destination: {refusal}.")
+    try:
+        settings.checked(limits.rules)  # the allowed networks may have changed since the settings were saved
+        address, port = name_server(settings.server)
+    except ConfigError as error:
+        raise PollError(f"Invalid name server: {error.reason}.") from None
     resolver = dns.resolver.Resolver(configure=False)
     resolver.nameservers = [dns.nameserver.Do53Nameserver(address, port)]
     return resolver
 
 
-def _server(text: str) -> tuple[str, int]:
+def name_server(text: str) -> tuple[str, int]:
+    """Address and port of a name server; ConfigError."""
     host, _, port = text.rpartition(":") if text.count(":") == 1 or text.startswith("[") else (text, "", "53")
     address = host.strip("[]")
     try:
         ipaddress.ip_address(address)
-        return address, int(port)
+        if 0 < int(port) < 65_536:
+            return address, int(port)
     except ValueError:
-        raise PollError(f"Invalid name server {printable(text)}: expected an IP address, or address:port.") from None
+        pass
+    raise ConfigError("server", f"expected an IP address, or address:port, not {printable(text)}")

@@ -8,7 +8,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import yaml
 from django.conf import settings as django_settings
@@ -25,6 +25,8 @@ from controlplane.discovery.targets import (
     collect,
     printable,
 )
+from controlplane.egress import Rules
+from routing.schema import ConfigError
 
 MAX_FILE_BYTES = 1 << 20
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
@@ -49,6 +51,11 @@ class FileSettings(SourceSettings, frozen=True):
         ),
     ] = "replica"
     scheme: SchemeChoice = Scheme.HTTP
+
+    def checked(self, rules: Rules) -> Self:  # noqa: ARG002 - a file is at no address
+        if ".." in PurePosixPath(self.path).parts:
+            raise ConfigError("path", "expected a file below the directory WARMPATH_DISCOVERY_DIR, without ..")
+        return self
 
 
 class FileKind:

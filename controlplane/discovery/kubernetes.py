@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
+import msgspec
 from msgspec import Meta, Struct, field
 
 from controlplane.discovery.kubernetes_api import (
@@ -25,6 +26,7 @@ from controlplane.discovery.kubernetes_api import (
     Resource,
     ServerUrl,
     api_server,
+    checked_api_url,
 )
 from controlplane.discovery.targets import (
     ROLE_LABELS,
@@ -39,6 +41,7 @@ from controlplane.discovery.targets import (
     collect,
     printable,
 )
+from controlplane.egress import Rules
 from controlplane.models import TargetCondition
 
 
@@ -57,6 +60,9 @@ class KubernetesSettings(SourceSettings, frozen=True):
     scheme: SchemeChoice = Scheme.HTTP
     api_url: ServerUrl = ""
     ca: AuthorityPem = ""
+
+    def checked(self, rules: Rules) -> Self:
+        return msgspec.structs.replace(self, api_url=checked_api_url(self.api_url, rules))
 
 
 class KubernetesKind:
@@ -89,6 +95,9 @@ class InferencePoolSettings(SourceSettings, frozen=True):
     scheme: SchemeChoice = Scheme.HTTP
     api_url: ServerUrl = ""
     ca: AuthorityPem = ""
+
+    def checked(self, rules: Rules) -> Self:
+        return msgspec.structs.replace(self, api_url=checked_api_url(self.api_url, rules))
 
 
 class InferencePoolKind:

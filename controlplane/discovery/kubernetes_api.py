@@ -22,8 +22,8 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from controlplane.discovery.targets import PollError, PollLimits, base_url, printable
-from controlplane.egress import FetchedResponse, fetch, guarded_client
-from routing.schema import IpNetwork
+from controlplane.egress import FetchedResponse, Rules, fetch, guarded_client, literal_denial
+from routing.schema import ConfigError, IpNetwork, check_base_url, is_loopback
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 PAGE_OBJECTS = 250  # a slice has at most 100 endpoints by default; a pod has 10 to 20 kB
@@ -219,17 +219,24 @@ def _network_of(host: str) -> tuple[IpNetwork, ...]:
         return ()  # a name
 
 
+def checked_api_url(url: str, rules: Rules) -> str:
+    """The normal form of the URL of an API server; "" for the cluster's own. ConfigError."""
+    if not url:
+        return url
+    url = check_base_url(url, "api_url")
+    if reason := literal_denial(url, rules):
+        raise ConfigError("api_url", f"{reason}; WARMPATH_FLEET_NETWORKS lists the allowed networks")
+    return url
+
+
 def _checked_url(url: str, token: str) -> str:
     try:
-        parts = urlsplit(url)
-        host = parts.hostname
-    except ValueError:
-        host = None
-    if not host or parts.scheme not in {"http", "https"} or parts.query or parts.fragment or parts.username:
-        raise PollError("Invalid API server: expected a URL such as https://10.0.0.1:6443.")
-    if token and parts.scheme == "http" and host not in {"127.0.0.1", "::1", "localhost"}:
+        url = check_base_url(url)
+    except ConfigError as error:
+        raise PollError(f"Invalid API server: {error.reason}.") from None
+    if token and url.startswith("http:") and not is_loopback(urlsplit(url).hostname or ""):
         raise PollError("A token is sent over HTTPS only.")
-    return url.rstrip("/")
+    return url
 
 
 def _authority(pem: str) -> ssl.SSLContext | None:

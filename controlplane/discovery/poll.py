@@ -17,6 +17,7 @@ from controlplane.encryption import decrypt
 from controlplane.errors import ControlPlaneError, InvalidError
 from controlplane.models import ReplicaSource
 from controlplane.schema_fields import settings_of
+from routing.schema import ConfigError
 
 
 class SourceKind(Protocol):
@@ -47,7 +48,9 @@ def kind_named(name: str) -> SourceKind:
 def canonical_settings(kind: SourceKind, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with every default written out; InvalidError names the path (``$.settings...``) of the problem."""
     try:
-        return dict(msgspec.to_builtins(msgspec.convert(dict(settings), kind.settings)))
+        return dict(msgspec.to_builtins(msgspec.convert(dict(settings), kind.settings).checked(fleet_rules())))
+    except ConfigError as error:
+        raise InvalidError(f"$.settings.{error.path}", error.reason) from None
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `$")
         if "field `" in reason:  # a missing or unknown field is named in the text only

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated
-from urllib.parse import urlsplit
+from typing import Annotated, Self
 
 from msgspec import Meta, Struct
 
-from controlplane.egress import Rules, literal_addresses
+from controlplane.egress import Rules, literal_denial
 from controlplane.models import TargetCondition
 from routing.schema import ConfigError, ReplicaRole, check_base_url
 
@@ -32,6 +31,10 @@ SchemeChoice = Annotated[Scheme, Meta(description="URL scheme of the engines.")]
 
 class SourceSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Base of each kind's settings."""
+
+    def checked(self, rules: Rules) -> Self:  # noqa: ARG002 - used by kinds that connect to a configured address
+        """The settings in their normal form; ConfigError names the field with which every poll would fail."""
+        return self
 
 
 MAX_KEY_CHARS = 253  # length of the longest name in DNS and Kubernetes
@@ -144,10 +147,8 @@ def _invalid(target: Target, rules: Rules) -> str | None:
         check_base_url(target.url)
     except ConfigError as error:
         return f"{printable(target.url)}: {error.reason}"
-    for address in literal_addresses(urlsplit(target.url).hostname or ""):
-        if refusal := rules.denial_reason(address):
-            return f"{refusal}; WARMPATH_FLEET_NETWORKS lists the networks of replicas"
-    return None
+    refusal = literal_denial(target.url, rules)
+    return refusal and f"{refusal}; WARMPATH_FLEET_NETWORKS lists the networks of replicas"
 
 
 def _duplicate(target: Target, accepted: Mapping[str, Target], keys: Mapping[str, str]) -> str | None:

@@ -15,7 +15,7 @@ from controlplane.egress.client import (
     guarded_client,
     guarded_session,
 )
-from controlplane.egress.transport import EgressDeniedError, guarded_socket, literal_addresses, resolve, system_tls
+from controlplane.egress.transport import EgressDeniedError, guarded_socket, literal_denial, resolve, system_tls
 
 __all__ = [
     "EgressDeniedError",
@@ -29,7 +29,7 @@ __all__ = [
     "guarded_client",
     "guarded_session",
     "guarded_socket",
-    "literal_addresses",
+    "literal_denial",
     "mail_rules",
     "provider_rules",
     "resolve",

@@ -17,6 +17,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpcore
 import httpx
@@ -47,6 +48,12 @@ def literal_addresses(host: str) -> list[str]:
     except (OSError, UnicodeError):
         return []
     return [str(entry[4][0]).partition("%")[0] for entry in entries]
+
+
+def literal_denial(url: str, rules: Rules) -> str | None:
+    """Why the address written in a URL is denied; None if it is allowed, and for a name, which is checked later."""
+    reasons = map(rules.denial_reason, literal_addresses(urlsplit(url).hostname or ""))
+    return next(filter(None, reasons), None)
 
 
 def check_addresses(host: str, addresses: Iterable[str], rules: Rules, port: int | None = None) -> list[str]:

@@ -19,7 +19,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Model, QuerySet
 
 from controlplane.access.actor import roles_of, visible
-from controlplane.egress import fleet_rules, literal_addresses
+from controlplane.egress import fleet_rules, literal_denial
 from controlplane.errors import ConflictError, GoneError, InvalidError, NameTakenError, NotUsableError
 from controlplane.models.fleet import SHORT_NAME
 from routing.schema import ConfigError, check_base_url
@@ -68,9 +68,8 @@ def check_replica_url(url: str, path: str) -> str:
     Checks only an address written in the URL. A host name is checked by what it resolves to at each connection.
     """
     url = check_url(url, path)
-    for address in literal_addresses(urlsplit(url).hostname or ""):
-        if reason := fleet_rules().denial_reason(address):
-            raise InvalidError(path, f"{reason}; WARMPATH_FLEET_NETWORKS lists the networks that replicas may be in")
+    if reason := literal_denial(url, fleet_rules()):
+        raise InvalidError(path, f"{reason}; WARMPATH_FLEET_NETWORKS lists the networks that replicas may be in")
     return url
 
 

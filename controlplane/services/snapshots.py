@@ -86,6 +86,7 @@ def _visible_reason(by: User | None, reason: str) -> str:
     projects = None if by is None else roles_of(by).projects()
     if projects is not None:
         for name in Pool.objects.exclude(project__in=projects).values_list("name", flat=True):
+            reason = reason.replace(f"is already served by pool {name!r}", "cannot be used here; choose another")
             reason = reason.replace(f"pool {name!r}", "another pool")
     return reason
 

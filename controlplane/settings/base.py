@@ -236,9 +236,11 @@ LOGGING = {
         "line": {"format": "{levelname:.1s} {name}: {message}", "style": "{"},
         "json": {"()": "controlplane.request_origin.JsonFormatter"},
     },
+    "filters": {"one_line_refusals": {"()": "controlplane.request_origin.OneLineRefusals"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT}},
     "root": {"handlers": ["stderr"], "level": env.text("LOG_LEVEL", "INFO")},
     "loggers": {
+        "django.request": {"filters": ["one_line_refusals"]},
         "httpx": {"level": "WARNING"},
         "httpcore": {"level": "WARNING"},
         "celery.worker.strategy": {"level": "WARNING"},  # one line per periodic task is noise

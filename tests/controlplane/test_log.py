@@ -29,6 +29,18 @@ def test_each_line_is_an_object_that_names_its_request(client, db, lines):
     assert line["at"].endswith("+00:00")
 
 
+def test_a_refused_page_is_one_line_and_a_failure_keeps_its_traceback(client, django_user_model, lines, monkeypatch):
+    client.force_login(django_user_model.objects.create_user("viewer"))
+    assert client.get("/users/").status_code == 403
+    (line,) = [line for line in lines() if line["logger"] == "django.request"]
+    assert (line["level"], "/users/" in line["message"], "exception" in line) == ("WARNING", True, False)
+
+    monkeypatch.setattr("controlplane.access.middleware.check_page", lambda *_: 1 / 0)
+    client.raise_request_exception = False
+    assert client.get("/users/").status_code == 500
+    assert lines()[-1]["exception"].endswith("ZeroDivisionError: division by zero")
+
+
 def test_log_lines_cannot_be_forged(lines):
     message = 'a\n{"level": "INFO"}'
     logging.getLogger("controlplane").error("received %s", message, exc_info=ValueError("two\nlines"))

@@ -130,11 +130,12 @@ def _name_conflict(pool: Pool, by: User | None) -> InvalidError | None:
     names = list(_model_names(pool))
     for other in Pool.objects.exclude(pk=pool.pk):
         is_visible = by is None or roles_of(by).may(Role.VIEWER, other.project_id)
-        label = f"pool {other.name!r}" if is_visible else "another pool"
+        reason = f"is already served by pool {other.name!r}" if is_visible else "cannot be used here; choose another"
         if not pool.models and not other.models:
-            return InvalidError("$.models", f"every model is already served by {label}; list this pool's models")
+            where = f": pool {other.name!r} accepts every model" if is_visible else ""
+            return InvalidError("$.models", f"list this pool's models{where}")
         other_names = {name for name, _ in _model_names(other)}
         for name, path in names:
             if name in other_names:
-                return InvalidError(f"$.{path}", f"model {name!r} is already served by {label}")
+                return InvalidError(f"$.{path}", f"model {name!r} {reason}")
     return None

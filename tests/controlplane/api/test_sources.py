@@ -76,6 +76,25 @@ def test_the_secret_of_a_source_is_never_shown(api, pool):
         ({"kind": "file", "secret": "", "settings": {"path": "/etc/passwd"}}, "#/settings/path"),
         ({"kind": "file", "secret": "", "settings": {"path": "fleet.json\n"}}, "#/settings/path"),
         ({"kind": "dns", "secret": "", "settings": {"host": "vllm.test\n"}}, "#/settings/host"),
+        *(
+            (settings | {"settings": {**settings["settings"], "api_url": url}}, "#/settings/api_url")
+            for settings in (
+                KUBERNETES,
+                KUBERNETES | {"kind": "inference_pool", "settings": {"inference_pool": "llama"}},
+            )
+            for url in (
+                "file:///etc/passwd",
+                "http://169.254.169.254",
+                "https://user:x@10.0.0.1",
+                "https://8.8.8.8",
+                "https://0xa9fea9fe",
+            )
+        ),
+        *(
+            ({"kind": "dns", "secret": "", "settings": {"host": "vllm.test", "server": server}}, "#/settings/server")
+            for server in ("169.254.169.254", "[fe80::1]:53", "8.8.8.8", "10.0.0.2:0", "10.0.0.2:70000", "dns.test")
+        ),
+        ({"kind": "file", "secret": "", "settings": {"path": "a/../../x.json"}}, "#/settings/path"),
         ({"adoption": "maybe"}, "#/adoption"),
     ],
 )
@@ -84,6 +103,13 @@ def test_an_invalid_source_is_rejected_with_a_pointer(api, pool, change, pointer
     assert response.status_code == 422
     assert [fault["pointer"] for fault in response.data["errors"]] == [pointer]
     assert not ReplicaSource.objects.exists()
+
+
+def test_an_api_server_is_stored_in_its_normal_form(api, pool):
+    source = KUBERNETES | {"settings": KUBERNETES["settings"] | {"api_url": "HTTPS://K8s.Test:6443/"}}
+    assert api.post(f"{ROOT}replica-sources", source).data["settings"]["api_url"] == "https://k8s.test:6443"
+    refused = api.patch(f"{ROOT}replica-sources/cluster", {"settings": source["settings"] | {"api_url": "file:///x"}})
+    assert (refused.status_code, refused.data["errors"][0]["pointer"]) == (422, "#/settings/api_url")
 
 
 def test_source_names_are_unique(api, pool):

@@ -98,7 +98,7 @@ def test_a_response_with_more_targets_than_allowed_is_rejected_as_a_whole(server
     [
         ("169.254.169.254", "link-local"),
         ("8.8.8.8", "not in an allowed network"),
-        ("ns.example", "Invalid name server ns.example"),
+        ("ns.example", "Invalid name server: expected an IP address"),
     ],
 )
 def test_a_name_server_outside_the_allowed_networks_is_never_queried(server, address, message):
