@@ -83,6 +83,14 @@ class PredictionRequiredError(ConflictError):
         self.members = members
 
 
+class FaultedRevisionError(ConflictError):
+    """An alert or an analysis named a revision with these settings; publishing them again needs a confirmation."""
+
+    def __init__(self, detail: str, members: Mapping[str, Any]) -> None:
+        super().__init__(f"{detail} Set confirm_faulted to publish its settings again.")
+        self.members = members
+
+
 class RolloutTransitionError(ConflictError):
     """The rollout's state has no such transition."""
 

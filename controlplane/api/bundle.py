@@ -170,15 +170,17 @@ def apply_bundle(
     draft: bool = False,
     reason: str = "",
     override_reason: str = "",
+    confirm_faulted: bool = False,
 ) -> Applied:
     """Change the fleet to match a bundle: all of it, or nothing.
 
     ``prune`` removes what the bundle's lists do not name. ``draft`` drafts policies instead of publishing them.
-    ``override_reason`` publishes policies that lack the prediction that their pool requires.
+    ``override_reason`` publishes policies that lack the prediction that their pool requires,
+    ``confirm_faulted`` those with settings that an alert or an analysis named.
     ValidationError and InvalidError point into the bundle; PermissionDenied names the first forbidden action.
     """
     application = _Application(request, signed_in_user(request), reason or "applied from a bundle", draft=draft)
-    application.override_reason = override_reason
+    application.override_reason, application.confirm_faulted = override_reason, confirm_faulted
     with single_snapshot(reason=application.reason, by=application.by):
         existing = {pool.name: pool for pool in visible(actor(request), Pool.objects.select_related("project"))}
         entries = bundle["pools"]
@@ -201,7 +203,7 @@ class _Application:
 
     def __init__(self, request: Request, by: User, reason: str, *, draft: bool = False) -> None:
         self.request, self.by, self.reason, self.draft = request, by, reason, draft
-        self.override_reason = ""
+        self.override_reason, self.confirm_faulted = "", False
         self.applied = Applied()
 
     def apply_pool(self, entry: Mapping[str, Any], existing: Pool | None, path: Path) -> Any:
@@ -312,7 +314,13 @@ class _Application:
         draft = save_draft(policy, settings, by=self.by, reason=self.reason)
         if not self.draft:
             self.applied.rollouts.append(
-                publish_revision(draft.pk, by=self.by, reason=self.reason, override_reason=self.override_reason)
+                publish_revision(
+                    draft.pk,
+                    by=self.by,
+                    reason=self.reason,
+                    override_reason=self.override_reason,
+                    confirm_faulted=self.confirm_faulted,
+                )
             )
         differences = diff_settings(live.settings if live else None, settings)
         changes = tuple(Change(diff.field, diff.before, diff.after) for diff in differences)
@@ -409,6 +417,7 @@ class ConfigView(TransactionalView):
             draft=query_flag(request, "draft"),
             reason=str(bundle.get("reason", ""))[:500],
             override_reason=str(bundle.get("override_reason", ""))[:500],
+            confirm_faulted=bundle.get("confirm_faulted") is True,
         )
         rollouts = RolloutSerializer(applied.rollouts, many=True).data
         return Response({"actions": [asdict(action) for action in applied.actions], "rollouts": rollouts})

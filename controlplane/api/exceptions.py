@@ -21,6 +21,7 @@ from controlplane.database.base import is_disk_full
 from controlplane.errors import (
     ConflictError,
     ControlPlaneError,
+    FaultedRevisionError,
     GoneError,
     IdempotencyKeyReusedError,
     InvalidError,
@@ -101,6 +102,7 @@ SPECIFIC_TYPES: Mapping[type[Exception], str] = {
     IdempotencyKeyReusedError: "key-reused",
     TooManyWaitersError: "too-many-waiting",
     PredictionRequiredError: "prediction-required",
+    FaultedRevisionError: "faulted-revision",
     PurgeIncompleteError: "purge-incomplete",
 }
 

@@ -94,6 +94,7 @@ def plan(context: Context, bundle: dict[str, Any], *, prune: bool, draft: bool, 
 @_bundle_options
 @click.option("--reason", help="The reason to record in the history.")
 @click.option("--override-reason", help="Why to publish without the prediction that a pool requires; audited.")
+@click.option("--confirm-faulted", is_flag=True, help="Publish settings that an alert or an analysis named.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--wait/--no-wait", default=True, help="Follow the rollouts until they end.")
 @pass_context
@@ -105,13 +106,14 @@ def apply(
     draft: bool,
     reason: str | None,
     override_reason: str | None,
+    confirm_faulted: bool,
     yes: bool,
     wait: bool,
 ) -> None:
     """Change the fleet to match a document: show the plan, ask, and apply it unless the fleet changed meanwhile."""
     _, if_match = context.rest.get_with_tag("config")
-    reasons = {"reason": reason, "override_reason": override_reason}
-    bundle = {**bundle, **{name: text for name, text in reasons.items() if text}}
+    options = {"reason": reason, "override_reason": override_reason, "confirm_faulted": confirm_faulted}
+    bundle = {**bundle, **{name: value for name, value in options.items() if value}}
     planned = _dry_run(context, bundle, if_match, prune=prune, draft=draft)
     if not planned["actions"]:
         _show_actions(context.output, planned)

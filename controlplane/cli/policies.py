@@ -73,6 +73,7 @@ def diff(context: Context, policy: str) -> None:
 )
 @click.option("--no-guard", is_flag=True, help="Run the stages without canary analysis.")
 @click.option("--override-reason", help="Why to publish without the prediction that the pool requires; audited.")
+@click.option("--confirm-faulted", is_flag=True, help="Publish settings that an alert or an analysis named.")
 @click.option("--wait/--no-wait", default=True, help="Follow the rollout until it ends.")
 @pass_context
 def publish(
@@ -85,13 +86,14 @@ def publish(
     guard: Pairs,
     no_guard: bool,
     override_reason: str | None,
+    confirm_faulted: bool,
     wait: bool,
 ) -> None:
     """Publish a policy's draft as it is now, and follow its rollout."""
     if guard and no_guard:
         raise click.UsageError("--guard and --no-guard contradict each other.")
     options = {"reason": reason, "plan": plan, "stages": stages, "guard": values_of(guard) or None}
-    options["override_reason"] = override_reason
+    options |= {"override_reason": override_reason, "confirm_faulted": confirm_faulted or None}
     body = {name: value for name, value in options.items() if value is not None}
     if no_guard:
         body["guard"] = None
@@ -105,9 +107,19 @@ def publish(
 @click.argument("revision", type=click.IntRange(1))
 @click.option("--reason", help="The reason to record in the history.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--confirm-faulted", is_flag=True, help="Publish settings that an alert or an analysis named.")
 @click.option("--wait/--no-wait", default=True, help="Follow the rollout until it ends.")
 @pass_context
-def revert(context: Context, policy: str, revision: int, *, reason: str | None, yes: bool, wait: bool) -> None:
+def revert(
+    context: Context,
+    policy: str,
+    revision: int,
+    *,
+    reason: str | None,
+    yes: bool,
+    confirm_faulted: bool,
+    wait: bool,
+) -> None:
     """Activate an earlier revision's settings again, as a new revision, on all routers at once."""
     current, if_match = context.rest.get_with_tag(f"policies/{policy}")
     if not yes:
@@ -119,6 +131,8 @@ def revert(context: Context, policy: str, revision: int, *, reason: str | None, 
     body = {"revision": revision, "reason": reason or ""}
     if current["live"]:
         body["live"] = current["live"]["number"]
+    if confirm_faulted:
+        body["confirm_faulted"] = True
     _follow(context, context.rest.send("POST", f"policies/{policy}/revert", body, if_match=if_match), wait=wait)
 
 

@@ -30,6 +30,7 @@ from controlplane.models.policy import OPEN_ROLLOUTS as OPEN_ROLLOUTS
 from controlplane.models.policy import ConfigSnapshot as ConfigSnapshot
 from controlplane.models.policy import HoldReason as HoldReason
 from controlplane.models.policy import PolicyRevision as PolicyRevision
+from controlplane.models.policy import RevisionFault as RevisionFault
 from controlplane.models.policy import RevisionState as RevisionState
 from controlplane.models.policy import Rollout as Rollout
 from controlplane.models.policy import RolloutHistoryEntry as RolloutHistoryEntry

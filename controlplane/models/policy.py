@@ -61,6 +61,13 @@ class RevisionState(models.TextChoices):
     ROLLED_BACK = "rolled_back", "Rolled back"  # never became active
 
 
+class RevisionFault(models.TextChoices):
+    """What named a revision as faulty."""
+
+    ALERT = "alert", "named by an alert"  # as the most likely cause of a drop
+    ANALYSIS = "analysis", "rolled back by its analysis"
+
+
 class PolicyRevision(models.Model):
     """One version of a routing policy. After publication only its state changes: an edit creates a new revision.
 
@@ -78,6 +85,8 @@ class PolicyRevision(models.Model):
     reason = models.CharField(max_length=500, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
     published_at = models.DateTimeField(null=True, blank=True)
+    fault = models.CharField(max_length=8, choices=RevisionFault, blank=True, default="", db_default="")
+    fault_alert = models.BigIntegerField(null=True, blank=True)  # id of telemetry's alert that named it
 
     class Meta:
         ordering = ("policy__name", "-number")
@@ -88,6 +97,11 @@ class PolicyRevision(models.Model):
             UniqueConstraint(fields=["policy"], condition=Q(state="canary"), name="one_canary"),
             CheckConstraint(condition=Q(number__gt=0), name="revision_number_positive"),
             CheckConstraint(condition=Q(state__in=RevisionState.values), name="revision_state_known"),
+            CheckConstraint(
+                condition=Q(fault="alert", fault_alert__isnull=False)
+                | (~Q(fault="alert") & Q(fault__in=("", *RevisionFault.values), fault_alert=None)),
+                name="revision_fault_known",
+            ),
             CheckConstraint(
                 condition=Q(state="draft", published_at=None) | (~Q(state="draft") & Q(published_at__isnull=False)),
                 name="revision_published_unless_draft",

@@ -55,6 +55,11 @@ class BundleSerializer(serializers.Serializer[Any]):
         write_only=True,
         help_text="Why policies are published without the prediction that their pool requires.",
     )
+    confirm_faulted = serializers.BooleanField(
+        required=False,
+        write_only=True,
+        help_text="Publish policies with settings that an alert or an analysis named.",
+    )
     pools = BundlePool(many=True)
 
 
@@ -90,7 +95,8 @@ def check_shape(bundle: Any) -> dict[str, Any]:
     """
     if not isinstance(bundle, dict):
         raise ValidationError("Expected an object.")
-    check_unknown_fields(bundle, {"format": 1, "pools": [], "reason": "", "override_reason": ""})
+    options = {"reason": "", "override_reason": "", "confirm_faulted": False}
+    check_unknown_fields(bundle, {"format": 1, "pools": [], **options})
     if bundle.get("format") != 1:
         raise ValidationError({"format": ["Expected 1."]})
     for position, pool in enumerate(_named_objects(bundle.get("pools"), ("pools",))):

@@ -18,7 +18,9 @@ PLAN_CHOICES = [(str(plan), str(plan)) for plan in Plan]
 
 
 class RevisionSerializer(serializers.ModelSerializer[PolicyRevision]):
-    """One version of a policy."""
+    """One version of a policy. ``fault`` says what named it as faulty: "alert", with its id in ``fault_alert``,
+    "analysis", or "" for nothing.
+    """
 
     policy = ByName(read_only=True)
     author = by_username("author")
@@ -27,7 +29,7 @@ class RevisionSerializer(serializers.ModelSerializer[PolicyRevision]):
         model = PolicyRevision
         fields = (
             *("id", "policy", "number", "state", "settings", "digest", "author", "reason", "created_at"),
-            "published_at",
+            *("published_at", "fault", "fault_alert"),
         )
 
 
@@ -83,7 +85,8 @@ class PublishInput(serializers.Serializer[Any]):
     Without a plan and stages the revision is active at once. Each of your own ``stages`` includes the one before it;
     the revision becomes active after the last one. Where there are stages, ``guard`` defaults to on, with the default
     of every limit that is left out; null switches it off. ``override_reason`` publishes a draft that lacks the
-    prediction its pool requires; it is audited.
+    prediction its pool requires; it is audited. ``confirm_faulted`` publishes settings that an alert or an analysis
+    named.
     """
 
     reason = serializers.CharField(max_length=500, allow_blank=True, required=False)
@@ -92,14 +95,18 @@ class PublishInput(serializers.Serializer[Any]):
     stages = SchemaField(tuple[Stage, ...], required=False)
     guard = SchemaField(GuardLimits, required=False, allow_null=True)
     override_reason = serializers.CharField(max_length=500, allow_blank=True, required=False)
+    confirm_faulted = serializers.BooleanField(required=False)
 
 
 class RevertInput(serializers.Serializer[Any]):
-    """The revision to return to, and why. ``live`` is the number of the active revision that you read."""
+    """The revision to return to, and why. ``live`` is the number of the active revision that you read;
+    ``confirm_faulted`` publishes settings that an alert or an analysis named.
+    """
 
     revision = serializers.IntegerField(min_value=1, max_value=2**31 - 1)
     reason = serializers.CharField(max_length=400, allow_blank=True, required=False)
     live = serializers.IntegerField(min_value=1, required=False)
+    confirm_faulted = serializers.BooleanField(required=False)
 
 
 class SettingChangeSerializer(serializers.Serializer[Any]):

@@ -101,8 +101,8 @@ class PolicyViewSet(CreateMixin, DestroyMixin, ReadViewSet[RoutingPolicy]):
     @extend_schema(request=policy_serializers.PublishInput, responses={202: RolloutSerializer})
     @action(detail=True, methods=["post"])
     def publish(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Publish the draft; 202 with the rollout, 409 if there is no draft, it was edited since, or the pool requires
-        a prediction that it does not have.
+        """Publish the draft; 202 with the rollout, 409 if there is no draft, it was edited since, the pool requires a
+        prediction that it does not have, or an alert or an analysis named these settings.
         """
         policy, fields = self.get_object(), validated_body(policy_serializers.PublishInput, request)
         rollout = policies.publish_revision(
@@ -112,13 +112,16 @@ class PolicyViewSet(CreateMixin, DestroyMixin, ReadViewSet[RoutingPolicy]):
             expected_digest=fields.get("digest"),
             plan=make_plan(policy, **{key: fields[key] for key in ("plan", "stages", "guard") if key in fields}),
             override_reason=fields.get("override_reason", ""),
+            confirm_faulted=fields.get("confirm_faulted", False),
         )
         return Response(RolloutSerializer(rollout).data, status.HTTP_202_ACCEPTED)
 
     @extend_schema(request=policy_serializers.RevertInput, responses={202: RolloutSerializer})
     @action(detail=True, methods=["post"])
     def revert(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Publish a new revision with the settings of an earlier one; 202 with the rollout, 409 if they are active."""
+        """Publish a new revision with the settings of an earlier one; 202 with the rollout, 409 if they are active or
+        faulty.
+        """
         policy, fields = self.get_object(), validated_body(policy_serializers.RevertInput, request)
         rollout = policies.revert_policy(
             policy,
@@ -126,6 +129,7 @@ class PolicyViewSet(CreateMixin, DestroyMixin, ReadViewSet[RoutingPolicy]):
             by=signed_in_user(request),
             reason=fields.get("reason", ""),
             expected_live=fields.get("live"),
+            confirm_faulted=fields.get("confirm_faulted", False),
         )
         return Response(RolloutSerializer(rollout).data, status.HTTP_202_ACCEPTED)
 

@@ -12,6 +12,7 @@ from controlplane.errors import ConflictError, GoneError, InvalidError, NameTake
 from controlplane.models import EventKind, PolicyRevision, Pool, RevisionState, Rollout, RoutingPolicy, TaskGroup
 from controlplane.services.checks import lock_row, unique_or
 from controlplane.services.events import record_event
+from controlplane.services.policies.faults import check_not_faulted
 from controlplane.services.policies.publish_checks import Finding, check_publishable
 from controlplane.services.policies.rollout_plans import AT_ONCE, RolloutPlan
 from controlplane.services.policies.rollout_transitions import activate_revision, publish_draft
@@ -92,17 +93,20 @@ def publish_revision(
     expected_digest: str | None = None,
     plan: RolloutPlan = AT_ONCE,
     override_reason: str = "",
+    confirm_faulted: bool = False,
 ) -> Rollout:
     """Publish a draft and start its rollout, which supersedes the policy's open one.
 
     GoneError for an unknown id; NotADraftError if it is published already; StaleDraftError if ``expected_digest`` is
     given and the draft was edited since; InvalidError for stages of a policy without an active revision, because
     nothing could be compared or rolled back to; PredictionRequiredError if the pool requires a prediction that the
-    draft does not have, unless ``override_reason`` says why it is published all the same.
+    draft does not have, unless ``override_reason`` says why it is published all the same; FaultedRevisionError for
+    settings that an alert or an analysis named, without ``confirm_faulted``.
     """
     revision = _lock_draft(revision_id, expected_digest)
     if plan.stages and revision.policy.live() is None:
         raise InvalidError("$.plan", "this policy has no active revision to roll back to; publish it all at once")
+    check_not_faulted(revision.policy, revision.digest, is_confirmed=confirm_faulted)
     overridden = check_publishable(revision, override_reason)
     return _publish(revision, plan, by=by, reason=reason, overridden=overridden, override_reason=override_reason)
 
@@ -144,12 +148,19 @@ def _publish(
 
 @transaction.atomic
 def revert_policy(
-    policy: RoutingPolicy, number: int, *, by: User | None = None, reason: str = "", expected_live: int | None = None
+    policy: RoutingPolicy,
+    number: int,
+    *,
+    by: User | None = None,
+    reason: str = "",
+    expected_live: int | None = None,
+    confirm_faulted: bool = False,
 ) -> Rollout:
     """Publish a new revision with the settings of an earlier one. An existing draft is kept, as the next revision.
 
     ConflictError if these settings are active; StaleDraftError if ``expected_live`` is given and another revision is
-    active. PolicyRevision.DoesNotExist for a number that was never published.
+    active; FaultedRevisionError as for ``publish_revision``. PolicyRevision.DoesNotExist for a number that was never
+    published.
     """
     policy = _lock(policy.pk)
     earlier = policy.revisions.exclude(state=RevisionState.DRAFT).get(number=number)
@@ -159,9 +170,10 @@ def revert_policy(
         raise ConflictError(
             f"Policy {policy.name} already runs the settings of revision {number}, as revision {active.number}."
         )
+    check_not_faulted(policy, earlier.digest, is_confirmed=confirm_faulted)
     reason = f"Back to revision {number}: {reason}" if reason else f"Back to revision {number}."
     copy = save_draft(policy, earlier.settings, by=by, reason=reason)
-    rollout = _publish(_lock_draft(copy.pk, None), by=by, reason=reason)  # never checked: a revert is the safe action
+    rollout = _publish(_lock_draft(copy.pk, None), by=by, reason=reason)  # no prediction is needed
     if draft is not None:
         save_draft(policy, draft.settings, by=draft.author, reason=draft.reason)
     return rollout

@@ -26,6 +26,7 @@ from controlplane.models import (
     EventKind,
     HoldReason,
     PolicyRevision,
+    RevisionFault,
     RevisionState,
     Rollout,
     RolloutHistoryEntry,
@@ -204,6 +205,8 @@ def end_rollout(
     check_transition(rollout, transition)
     if is_canary(rollout):
         _end_canary(rollout.revision, RevisionState.ROLLED_BACK)
+    if transition.after == ROLLED_BACK:
+        PolicyRevision.objects.filter(pk=rollout.revision_id).update(fault=RevisionFault.ANALYSIS, fault_alert=None)
     change_state(rollout, transition, by=by, reason=reason, evidence=evidence)
 
 

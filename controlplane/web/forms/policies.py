@@ -6,7 +6,8 @@ from typing import Any
 
 from django import forms
 
-from controlplane.models import RoutingPolicy
+from controlplane.models import PolicyRevision
+from controlplane.services.policies.faults import fault_text, faulted_revision
 from controlplane.services.policies.rollout_plans import OBSERVE_S, SHARES, GuardLimits, Plan, RolloutPlan, make_plan
 from controlplane.web.forms.base import DEFAULTS_APPLY, Form, Section, SectionedForm
 
@@ -23,7 +24,20 @@ MAX_MINUTES = 7 * 24 * 60
 _DECIMAL = {"inputmode": "decimal", "autocomplete": "off"}
 
 
-class PublishForm(SectionedForm):
+class FaultConfirmation(Form):
+    """Asks once more before settings are published that an alert or an analysis named."""
+
+    def add_confirmation(self, revision: PolicyRevision) -> None:
+        """Add the checkbox where the revision's settings are those of a faulty one."""
+        if (faulty := faulted_revision(revision.policy, revision.digest)) is not None:
+            self.fields["confirm_faulted"] = forms.BooleanField(
+                label="Publish these settings again",
+                help_text=fault_text(faulty),
+                error_messages={"required": "Confirm that these settings are to be published again."},
+            )
+
+
+class PublishForm(FaultConfirmation, SectionedForm):
     """The reason of a publication, its rollout plan and the limits of its analysis."""
 
     sections = (Section("guard", GuardLimits, "Thresholds", "", DEFAULTS_APPLY),)
@@ -54,13 +68,14 @@ class PublishForm(SectionedForm):
     )
     guarded = forms.BooleanField(required=False, label="Analyze the canary, and roll back automatically if it is worse")
 
-    def __init__(self, policy: RoutingPolicy, *args: Any, comparable: bool = True, **kwargs: Any) -> None:
+    def __init__(self, draft: PolicyRevision, *args: Any, comparable: bool = True, **kwargs: Any) -> None:
         """``comparable`` is whether there is an active revision to compare a canary with."""
         defaults = {"plan": Plan.ALL_AT_ONCE, "guarded": True, "observe_min": f"{OBSERVE_S / 60:g}"}
         shares = ", ".join(f"{share * 100:g}" for share in SHARES)
         initial = {**defaults, "shares": shares, **(kwargs.pop("initial", None) or {})}
         super().__init__(*args, initial=initial, **kwargs)
-        self.policy = policy
+        self.policy = policy = draft.policy
+        self.add_confirmation(draft)
         possible = [plan for plan in PLANS if comparable or plan is Plan.ALL_AT_ONCE]
         self.plans = [plan for plan in possible if plan is not Plan.BY_GROUP or policy.group_id is None]
         field = self.fields["plan"]
@@ -101,7 +116,7 @@ class ReasonForm(Form):
     reason = forms.CharField(required=False, max_length=500, help_text="One sentence for the rollout's history.")
 
 
-class RevertForm(Form):
+class RevertForm(FaultConfirmation):
     """The reason, and the policy's name typed as a confirmation."""
 
     reason = forms.CharField(
@@ -110,10 +125,11 @@ class RevertForm(Form):
     typed = forms.CharField(widget=forms.TextInput({"autocomplete": "off", "spellcheck": "false"}))
     live = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
-    def __init__(self, name: str, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, earlier: PolicyRevision, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.name = name
-        self.fields["typed"].label = f"Type {name} to confirm"
+        self.name = earlier.policy.name
+        self.fields["typed"].label = f"Type {self.name} to confirm"
+        self.add_confirmation(earlier)
 
     def clean_typed(self) -> str:
         """The policy's exact name."""

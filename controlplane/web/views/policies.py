@@ -17,6 +17,7 @@ from controlplane.database.transactions import repeatable_read
 from controlplane.errors import PredictionRequiredError
 from controlplane.models import PolicyRevision, Pool, RevisionState, Rollout, RolloutState, RoutingPolicy, TaskGroup
 from controlplane.services.impact.compare import current_fleet, effects_of_settings, warnings_of_settings
+from controlplane.services.policies.faults import last_healthy_revision
 from controlplane.services.policies.lifecycle import (
     create_policy,
     discard_draft,
@@ -98,27 +99,19 @@ def _context(policy: RoutingPolicy) -> dict[str, Any]:
         "live": live,
         "live_help": strategy,
         "live_settings": _setting_rows(strategy, live.settings) if live and strategy else [],
-        "previous": _previous(history, live),
+        "previous": last_healthy_revision(policy) if live else None,
         "draft": draft,
         "history": history,
         **_delivery(policy),
     }
     if draft:
-        initial = {"reason": draft.reason, "digest": draft.digest}
-        context["publish_form"] = PublishForm(policy, initial=initial, comparable=live is not None)
-        context |= _impact(policy, live, draft.settings)
         draft.policy = policy
+        initial = {"reason": draft.reason, "digest": draft.digest}
+        context["publish_form"] = PublishForm(draft, initial=initial, comparable=live is not None)
+        context |= _impact(policy, live, draft.settings)
         context["finding"] = finding_of(draft)
         context["predicts"] = prediction_policy(policy.pool).mode is not PredictionMode.OFF
     return context
-
-
-def _previous(history: list[PolicyRevision], live: PolicyRevision | None) -> PolicyRevision | None:
-    """The newest revision that was active before the active one and has other settings."""
-    if live is None:
-        return None
-    was_active = (row for row in history if row.state == RevisionState.RETIRED and row.number < live.number)
-    return next((row for row in was_active if row.digest != live.digest), None)
 
 
 def _delivery(policy: RoutingPolicy) -> dict[str, Any]:
@@ -199,7 +192,9 @@ def policy_check(request: HttpRequest, policy_id: int) -> HttpResponse:
 def policy_publish(request: HttpRequest, policy_id: int, revision_id: int) -> HttpResponse:
     """Publish the draft."""
     policy = get_policy(policy_id)
-    form = PublishForm(policy, request.POST, comparable=policy.live() is not None)
+    revision = get_object_or_404(policy.revisions, pk=revision_id)
+    revision.policy = policy
+    form = PublishForm(revision, request.POST, comparable=policy.live() is not None)
     plan: RolloutPlan | None = None
     if form.is_valid():
         with form.service_errors():
@@ -207,7 +202,6 @@ def policy_publish(request: HttpRequest, policy_id: int, revision_id: int) -> Ht
     if plan is None:
         context = {**_context(policy), "publish_form": form}
         return render_live(request, "controlplane/policy.html", context, partial=False, status=422)
-    revision = get_object_or_404(policy.revisions, pk=revision_id)
     with errors_as_messages(request):
         try:
             rollout = publish_revision(
@@ -217,6 +211,7 @@ def policy_publish(request: HttpRequest, policy_id: int, revision_id: int) -> Ht
                 expected_digest=form.cleaned_data["digest"] or None,
                 plan=plan,
                 override_reason=form.cleaned_data["override_reason"],
+                confirm_faulted=form.cleaned_data.get("confirm_faulted", False),
             )
         except PredictionRequiredError:
             context = {**_context(policy), "publish_form": form, "is_blocked": True}

@@ -84,15 +84,22 @@ def policy_revert(request: HttpRequest, policy_id: int, number: int) -> HttpResp
     if earlier is None or earlier.state == RevisionState.DRAFT:
         raise Http404
     live = policy.live()
-    form = RevertForm(policy.name, request.POST or None, initial={"live": live.number if live else None})
+    form = RevertForm(earlier, request.POST or None, initial={"live": live.number if live else None})
     if form.is_valid():
         with form.service_errors():
             reason, expected = form.cleaned_data["reason"], form.cleaned_data["live"]
-            rollout = revert_policy(policy, number, by=current_user(request), reason=reason, expected_live=expected)
+            rollout = revert_policy(
+                policy,
+                number,
+                by=current_user(request),
+                reason=reason,
+                expected_live=expected,
+                confirm_faulted=form.cleaned_data.get("confirm_faulted", False),
+            )
             state = rollout.get_state_display().lower()
-            delivery = "is being sent to the routers" if rollout.state in DELIVERED else f"its rollout is {state}"
+            delivery = "It is being sent to the routers." if rollout.state in DELIVERED else f"Its rollout is {state}."
             created = rollout.revision.number
-            messages.success(request, f"Revision {created} has the settings of revision {number}; {delivery}.")
+            messages.success(request, f"Revision {created} has the settings of revision {number}. {delivery}")
             return redirect("controlplane:policy", policy_id=policy.pk)
     context = {
         "policy": policy,

@@ -11,12 +11,13 @@ from django.db.models import Q
 
 from controlplane.isolation import isolated_items
 from controlplane.models import Event, PeriodicTask, Pool
+from controlplane.services.policies.faults import clear_recovered, record_alert_cause
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import group_name
 from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import evaluate_rules, record_transition
 from telemetry.causes import Cause, Evidence, rank
-from telemetry.causes.evidence import DescribedPrompt, Period, RelatedEvent, find_change_point
+from telemetry.causes.evidence import CauseKind, DescribedPrompt, Period, RelatedEvent, find_change_point
 from telemetry.lab.breakdown import BIN, TERMS, Breakdown, bin_start
 from telemetry.lint.structure import PromptStructure
 from telemetry.metrics.windows import Window
@@ -147,6 +148,7 @@ def explain_drops(now: datetime) -> int:
     is_due |= Q(causes=[], fired_at__gt=now - RETRY_FOR, explained_at__lte=now - RETRY_EVERY)
     firing = Alert.objects.filter(is_due, state=AlertState.FIRING, rule__kind__in=DROPS)
     alerts = list(firing.select_related("rule", "rule__group", "pool").order_by("explained_at", "pk")[:MAX_AT_ONCE])
+    clear_recovered(Alert.objects.filter(state=AlertState.FIRING).values_list("pk"))
     explained = 0
     if not alerts:
         return explained
@@ -173,6 +175,8 @@ def explain(alert: Alert, now: datetime) -> None:
     )
     documents = [cause.as_json() for cause in causes]
     Alert.objects.filter(pk=alert.pk, state=AlertState.FIRING).update(causes=documents, explained_at=now)
+    named = causes[0].evidence if causes and causes[0].kind == CauseKind.REVISION else {}
+    record_alert_cause(alert.pk, named.get("policy", ""), named.get("revision"))
     if documents and not alert.causes:
         record_transition(alert, AlertTransition.EXPLAINED, now, text=documents[0]["summary"])
 

@@ -169,7 +169,7 @@ def what_if_draft(request: HttpRequest, policy_id: int) -> HttpResponse:
         "row": rows[number] if rows else None,
         "error": error,
         "finding": finding_of(draft),
-        "publish_form": PublishForm(policy),
+        "publish_form": PublishForm(draft),
     }
     return render(request, "telemetry/what_if_draft.html", context)
 

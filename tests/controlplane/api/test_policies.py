@@ -1,5 +1,7 @@
 import pytest
 
+from controlplane.models import PolicyRevision
+
 pytestmark = pytest.mark.django_db
 PREFIX_HASH = {"strategy": "prefix_hash", "load_factor": 1.5}
 
@@ -119,6 +121,31 @@ def test_revisions_of_two_policies_cannot_be_compared(api, pool):
     assert response.data["errors"][0]["pointer"] == "#/to"
     assert api.get(f"/api/v1/revisions/compare?from={first}").status_code == 422
     assert api.get(f"/api/v1/revisions/compare?from={first}&to=999999").status_code == 422
+
+
+def test_settings_that_an_alert_named_are_published_again_only_with_a_confirmation(api, pool):
+    publish(api, strategy="prefix_hash")
+    PolicyRevision.objects.filter(number=1).update(fault="alert", fault_alert=7)
+    listed = {row["number"]: (row["fault"], row["fault_alert"]) for row in api.get("/api/v1/revisions").data["results"]}
+    assert listed == {1: ("alert", 7), 2: ("", None)}
+
+    api.put("/api/v1/policies/default/draft", {"settings": {"strategy": "round_robin"}})
+    bundle = api.get("/api/v1/config").data
+    bundle["pools"][0]["policy"] = {"strategy": "round_robin"}
+    body = {"revision": 1, "reason": "again"}
+    for refused in (
+        api.post("/api/v1/policies/default/revert", body),
+        api.post("/api/v1/policies/default/publish", {"reason": "again"}),
+        api.put("/api/v1/config", bundle, headers={"If-Match": "*"}),
+    ):
+        assert (refused.status_code, refused.data["type"].rpartition(":")[2]) == (409, "faulted-revision")
+        assert (refused.data["revision"], refused.data["fault"], refused.data["alert"]) == (1, "alert", 7)
+    assert api.get("/api/v1/policies/default").data["live"]["number"] == 2
+
+    confirmed = api.post("/api/v1/policies/default/revert", body | {"confirm_faulted": True})
+    assert (confirmed.status_code, confirmed.data["revision"]) == (202, 3)
+    publish(api, strategy="random")
+    assert api.put("/api/v1/config", bundle | {"confirm_faulted": True}, headers={"If-Match": "*"}).status_code == 200
 
 
 def test_reverting_publishes_a_new_revision(api, pool):

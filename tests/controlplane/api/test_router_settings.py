@@ -337,7 +337,10 @@ def test_a_model_conflict_in_a_bundle_does_not_reveal_an_invisible_pool(db, djan
     pool = create_pool("open", project=mine, models=["mine"])
     eve = django_user_model.objects.create_user("eve", password="a long enough password")
     set_role(eve, Role.ADMIN, mine)
-    with pytest.raises(InvalidError, match="model 'llama' cannot be used here") as refusal, single_snapshot(reason="all", by=eve):
+    with (
+        pytest.raises(InvalidError, match="model 'llama' cannot be used here") as refusal,
+        single_snapshot(reason="all", by=eve),
+    ):
         update_pool(pool, models=["llama"], by=eve)
     assert "confidential" not in str(refusal.value)
 

@@ -39,6 +39,16 @@ def test_reverting_asks_for_the_policy_name(warmpath, policy):
     assert warmpath("revert", "default", "9", "--yes").status == 1
 
 
+def test_settings_that_an_alert_named_need_a_flag(warmpath, policy):
+    warmpath("draft", "default", "-s", "strategy=random")
+    warmpath("publish", "default", "--reason", "a try", "--no-wait")
+    policy.revisions.filter(number=1).update(fault="alert", fault_alert=7)
+    refused = warmpath("revert", "default", "1", "--yes", "--no-wait")
+    assert (refused.status, "was named by alert 7" in refused.err) == (1, True)
+    assert warmpath("revert", "default", "1", "--yes", "--no-wait", "--confirm-faulted").status == 0
+    assert policy.live().number == 3
+
+
 def test_a_capacity_sweep_is_queued_for_the_pools_size(warmpath, replica):
     queued = warmpath("--json", "what-if", "default", "--sweep", "--no-wait")
     assert (queued.status, queued.json["state"]) == (0, "queued")

@@ -3,7 +3,7 @@
 import pytest
 from django.db import DatabaseError, IntegrityError, transaction
 
-from controlplane.errors import InvalidError, RolloutTransitionError, SelfApprovalError
+from controlplane.errors import FaultedRevisionError, InvalidError, RolloutTransitionError, SelfApprovalError
 from controlplane.models import AuditEntry, Event
 from controlplane.services.fleet.pools import update_project
 from controlplane.services.fleet.task_groups import create_task_group, remove_task_group
@@ -204,6 +204,10 @@ def test_a_paused_canary_is_not_promoted_and_can_be_rolled_back(policy, routers,
     assert newest_pool_policy()["canary"]["share"] == 0.05
     verdict(rollout, "failed", FAILED)
     assert state(rollout)[0] == ROLLED_BACK
+    rollout.revision.refresh_from_db()
+    assert rollout.revision.fault == "analysis"
+    with pytest.raises(FaultedRevisionError, match="was rolled back by its analysis"):
+        publish_revision(save_draft(policy, rollout.revision.settings).pk)
 
 
 def test_an_active_revision_cannot_be_promoted_or_aborted(policy, routers, operator):

@@ -90,6 +90,34 @@ def test_a_rollback_needs_the_name_of_the_policy_as_confirmation(visitor, histor
     assert (history.live().strategy, history.live().reason) == ("round_robin", "Back to revision 1: slow")
 
 
+def test_a_revision_that_an_alert_named_is_marked_not_offered_and_asked_about_once_more(visitor, history):
+    history.revisions.filter(number=2).update(fault="alert", fault_alert=7)
+    page = visitor.get(path(history, "")).text
+    assert "Roll back to revision 1, round_robin</a>" in page
+    for text in (page, visitor.get(path(history, "revisions/")).text):
+        assert '<a class="badge bad" href="/alerts/7/">named by alert 7</a>' in text
+
+    answers = {"reason": "again", "typed": "default", "live": 3}
+    refused = visitor.post(path(history, "revert/2/"), answers)
+    assert refused.status_code == 422
+    assert "Confirm that these settings are to be published again." in refused.text
+    assert "was named by alert 7 as the most likely cause" in refused.text
+    assert history.live().number == 3
+
+    answer = visitor.post(path(history, "revert/2/"), answers | {"confirm_faulted": "on"}, follow=True)
+    assert "Revision 4 has the settings of revision 2. It is being sent to the routers." in answer.text
+
+
+def test_a_draft_with_the_settings_of_a_named_revision_needs_the_confirmation_too(visitor, history):
+    draft = save_draft(history, {"strategy": "round_robin"})
+    history.revisions.filter(number=1).update(fault="alert", fault_alert=7)
+    publish = path(history, f"publish/{draft.pk}/")
+    assert visitor.post(publish, {"reason": "again"}).status_code == 422
+    assert history.live().number == 3
+    assert visitor.post(publish, {"reason": "again", "confirm_faulted": "on"}).status_code == 302
+    assert history.live().number == draft.number
+
+
 def test_a_rollback_is_rejected_after_another_revision_was_published(visitor, history):
     answer = visitor.post(path(history, "revert/1/"), {"reason": "slow", "typed": "default", "live": 2})
 
