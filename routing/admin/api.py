@@ -40,7 +40,7 @@ from routing.observability.metrics import PREFIX, header, labels, process_lines
 from routing.proxy.admission import PROMPT_PATHS, admit_request, rejection_of
 from routing.proxy.config_store import Applied, ConfigStore, NackError, RetryLaterError, Source
 from routing.proxy.prefill_leg import check_parameters, plan_prefill
-from routing.proxy.router import Router
+from routing.proxy.router import CloseReason, Router
 from routing.proxy.services import ActiveConfiguration
 from routing.response_cache.memory import StorePurge
 from routing.schema import CachePurge, PurgeResult, ReplicaConfig, is_loopback, without_secrets
@@ -556,8 +556,9 @@ class RouterView:
             yield f"{PREFIX}ejections_total{{{labels(pool=pool, replica=replica, cause=cause)}}} {count}"
         yield from header("retries_rejected_total", "counter", "Retries that the retry budget did not allow.")
         yield f"{PREFIX}retries_rejected_total {router.balancer.retry_budget.rejected}"
-        yield from header("connections_rejected_total", "counter", "Connections over an address's limit.")
-        yield f"{PREFIX}connections_rejected_total {router.connection_limit.rejected}"
+        yield from header("connections_closed_total", "counter", "Client connections that ended, by reason.")
+        for reason in CloseReason:
+            yield f"{PREFIX}connections_closed_total{{{labels(reason=reason)}}} {router.closed[reason]}"
 
     def _token_ratio_lines(self) -> Iterator[str]:
         """The measured tokens per byte of each pool and model with a sample."""

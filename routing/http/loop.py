@@ -5,6 +5,10 @@ timer wheel. Moving a deadline later, which happens with every byte that arrives
 bucket expires, the wheel puts the holder into a later bucket. Only moving a deadline earlier changes the bucket at
 once. So a deadline is noticed up to one tick late and never early, and thousands of waits cost one timer.
 
+Deadlines judge others by time in which this process could have read from them. If the loop could not run for a while
+(a stopped process, a busy machine, a long callback), all deadlines move by that time. Before a deadline is judged, the
+loop reads what has arrived (``after_reading``), because timers come before sockets in its iteration.
+
 Theory of operation of write coalescing. A write wakes its reader and evicts the router's own code from the core's
 caches, so a router that writes after every step runs each step cold. Writes therefore wait until the end of the event
 loop's iteration and go out together, which saves a quarter of a request's CPU under load; a single request is not
@@ -17,6 +21,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
+from types import TracebackType
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from routing.log import defect
@@ -24,6 +30,7 @@ from routing.log import defect
 logger = logging.getLogger(__name__)
 
 TICK_S: Final = 0.05  # seconds that a deadline may be noticed late
+MAX_SWEEP_S: Final = 2 * TICK_S  # more time between two sweeps is time in which the loop could not run
 NEVER: Final = float("inf")
 NO_BUCKET: Final = 1 << 62
 
@@ -38,6 +45,15 @@ class Holder(Protocol):
         """Called after the deadline, which is NEVER again by then."""
         ...
 
+    def postpone(self, stalled_s: float) -> None:
+        """Move the deadline, which is not NEVER, because the loop could not run for ``stalled_s``."""
+        ...
+
+
+def after_reading(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    """Call ``callback`` when the loop has read what has arrived by now: two iterations have a poll between them."""
+    loop.call_soon(loop.call_soon, callback)
+
 
 class Deadlines:
     """A lazy timer wheel on one event loop."""
@@ -46,7 +62,8 @@ class Deadlines:
         self._loop = loop
         self.time = loop.time
         self._buckets: dict[int, set[Holder]] = {}
-        self._tick = int(loop.time() / TICK_S)
+        self._swept_at = loop.time()
+        self._tick = int(self._swept_at / TICK_S)
         self._timer = loop.call_later(TICK_S, self._sweep)
 
     def __len__(self) -> int:
@@ -86,22 +103,61 @@ class Deadlines:
     def _sweep(self) -> None:
         now = self._loop.time()
         self._timer = self._loop.call_later(TICK_S, self._sweep)
+        if now - self._swept_at > MAX_SWEEP_S:
+            self._postpone(now - self._swept_at - MAX_SWEEP_S)
+        self._swept_at = now
+        due: list[Holder] = []
         until = int(now / TICK_S)
         while self._tick < until:
             self._tick += 1
-            for holder in list(self._buckets.pop(self._tick, ())):
+            for holder in self._buckets.pop(self._tick, ()):
                 holder.bucket = NO_BUCKET
-                self._expire(holder, now)
+                due.append(holder)
+        if due:
+            after_reading(self._loop, partial(self._judge, due, now))
 
-    def _expire(self, holder: Holder, now: float) -> None:
-        if holder.deadline <= now:
-            holder.deadline = NEVER
-            try:
-                holder.on_deadline()
-            except Exception as error:  # noqa: BLE001 - other holders must not wait for ever
-                defect(logger, error, "deadline")
-        elif holder.deadline != NEVER:
-            self._add(holder, int(holder.deadline / TICK_S) + 1)
+    def _postpone(self, stalled_s: float) -> None:
+        for bucket in self._buckets.values():
+            for holder in bucket:
+                if holder.deadline != NEVER:
+                    holder.postpone(stalled_s)
+
+    def _judge(self, due: list[Holder], now: float) -> None:
+        for holder in due:
+            if holder.deadline <= now:
+                holder.deadline = NEVER
+                try:
+                    holder.on_deadline()
+                except Exception as error:  # noqa: BLE001 - other holders must not wait for ever
+                    defect(logger, error, "deadline")
+            elif holder.deadline != NEVER and holder.bucket == NO_BUCKET:
+                self._add(holder, int(holder.deadline / TICK_S) + 1)
+
+
+class Timeout:
+    """``asyncio.timeout`` by a wheel: what has arrived by then is read first, and stalls of the loop do not count."""
+
+    def __init__(self, deadlines: Deadlines, delay_s: float) -> None:
+        self.deadline, self.bucket = NEVER, NO_BUCKET
+        self._deadlines = deadlines
+        self._delay_s = delay_s
+        self._timeout = asyncio.timeout(None)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+        self._deadlines.arm(self, self._delay_s)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._deadlines.disarm(self)
+        await self._timeout.__aexit__(kind, error, trace)
+
+    def on_deadline(self) -> None:
+        self._timeout.reschedule(0.0)
+
+    def postpone(self, stalled_s: float) -> None:
+        self.deadline += stalled_s
 
 
 BURST_BYTES: Final = 64 << 10  # a larger write goes out at once, so that the transport's back-pressure is seen early

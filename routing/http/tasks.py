@@ -15,6 +15,7 @@ from enum import StrEnum
 from time import perf_counter
 from typing import TypeVar
 
+from routing.http.loop import after_reading
 from routing.log import defect
 
 FIRST_PAUSE_S = 0.1  # after a failure; doubled after each further failure in a row, up to LAST_PAUSE_S
@@ -74,10 +75,16 @@ def _record_failure(loop: Background, error: Exception) -> None:
 
 
 class Periodic:
-    """Calls ``work``, which must be short, every ``period_s`` on the event loop."""
+    """Calls ``work``, which must be short, every ``period_s`` on the event loop.
 
-    def __init__(self, loop: Background, period_s: float, work: Callable[[], None]) -> None:
+    ``reads_first``: after the loop has read what has arrived, because the work judges who is silent.
+    """
+
+    def __init__(
+        self, loop: Background, period_s: float, work: Callable[[], None], *, reads_first: bool = False
+    ) -> None:
         self._loop = loop
+        self._reads_first = reads_first
         self._period_s = period_s
         self._work = work
         self._failures_in_a_row = 0
@@ -86,13 +93,23 @@ class Periodic:
     def start(self) -> None:
         """Call ``work`` now and periodically from now on; without effect if it was started before."""
         if self._timer is None:
-            self._tick()
+            self._run()
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
     def _tick(self) -> None:
+        if self._reads_first:
+            after_reading(asyncio.get_running_loop(), self._run_unless_stopped)
+        else:
+            self._run()
+
+    def _run_unless_stopped(self) -> None:
+        if self._timer is not None and not self._timer.cancelled():
+            self._run()
+
+    def _run(self) -> None:
         running = asyncio.get_running_loop()
         started_at = running.time()
         try:

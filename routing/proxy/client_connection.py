@@ -38,7 +38,7 @@ from routing.http.request import (
 from routing.http.response import CachedHead, Header, LocalResponse, RejectedRequestError, encode_local_response
 from routing.log import defect
 from routing.proxy.exchange import Exchange
-from routing.proxy.router import Router
+from routing.proxy.router import CloseReason, Router
 
 PIECE_BYTES: Final = 4096  # a shorter piece of a body is joined to the next one
 
@@ -151,6 +151,10 @@ class RequestReader:
         if not rate:
             return limits.body_idle_timeout_s
         return min(limits.body_idle_timeout_s, self._grace_until + self.body_bytes / rate - now)
+
+    def postpone(self, stalled_s: float) -> None:
+        """Extend the grace period, because the router could not read for a while."""
+        self._grace_until += stalled_s
 
     def restart_pace(self) -> None:
         """Measure the rate of a body from now on, because the router did not read it for a while."""
@@ -273,7 +277,9 @@ class ClientConnection(asyncio.Protocol):
         self._pipelined_bytes = 0
         self._is_closing = self._is_advancing = False
         self._reading_paused = False
-        self._awaits_head = True  # the running deadline is for a head
+        self._is_new = True  # nothing was received yet
+        self._awaits_head = False  # the running deadline is for a head
+        self._close_reason = CloseReason.CLIENT
 
     # --- called by exchanges ---
 
@@ -295,7 +301,7 @@ class ClientConnection(asyncio.Protocol):
         self._exchange = None
         reader = self._reader
         if not keep_alive:
-            self._close()
+            self._close(CloseReason.DRAINING if self._router.is_draining else CloseReason.COMPLETE)
         elif self._is_advancing or reader.queue or reader.in_message or self._reading_paused or self.is_full:
             self._continue()
         else:
@@ -304,7 +310,10 @@ class ClientConnection(asyncio.Protocol):
 
     def reset(self) -> None:
         """Reset the connection, so that no client takes an incomplete response for a complete one."""
-        self._exchange = None
+        self._reset(CloseReason.INCOMPLETE if self._exchange is not None else CloseReason.DRAINING)
+
+    def _reset(self, reason: CloseReason) -> None:
+        self._exchange, self._close_reason = None, reason
         self._is_closing = self._reader.ignores_input = True
         socket = self.transport.get_extra_info("socket")
         if socket is not None:
@@ -322,7 +331,7 @@ class ClientConnection(asyncio.Protocol):
     def awaits_request(self) -> bool:
         """Whether a request is missing or incomplete, and its client may expect a response."""
         is_busy = self._is_closing or self._exchange is not None or bool(self._reader.queue)
-        return not is_busy and (self._awaits_head or self._reader.in_message)
+        return not is_busy and (self._is_new or self._awaits_head or self._reader.in_message)
 
     def drain(self, *, rejects_incomplete: bool = False) -> None:
         """Close if no request is running, queued or incomplete; otherwise the next response is the last.
@@ -336,7 +345,7 @@ class ClientConnection(asyncio.Protocol):
             reader.reject(RejectedRequestError(503, "this router is shutting down", retry_after_s=1, must_close=True))
             self._continue()
         else:
-            self._close()
+            self._close(CloseReason.DRAINING)
 
     # --- called by the event loop ---
 
@@ -344,10 +353,11 @@ class ClientConnection(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
         router = self._router
         if router.connection_limit.max_per_address is not None and not router.connection_limit.enter(self):
-            self.reset()  # costs less than a response, before which a request would have to be read
+            self._reset(CloseReason.LIMIT)  # costs less than a response, before which a request would have to be read
             return
         router.clients.add(self)
-        router.deadlines.arm(self, router.limits.header_timeout_s)
+        limits = router.limits  # a connection without a byte costs as much as an idle one, and waits as long
+        router.deadlines.arm(self, max(limits.keep_alive_timeout_s, limits.header_timeout_s))
 
     def data_received(self, data: bytes) -> None:
         reader, router = self._reader, self._router
@@ -362,6 +372,7 @@ class ClientConnection(asyncio.Protocol):
             if len(body) <= router.limits.max_body_bytes:
                 self._handle_cached(self._latest.head, body, values)
                 return
+        self._is_new = False
         reader.feed(data)
         self._pipelined_bytes += len(data)  # until nothing is queued any more
         if is_free:
@@ -373,6 +384,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._is_closing = True
+        self._router.closed[self._close_reason] += 1
         self._reader.close()
         self._router.clients.discard(self)
         self._router.connection_limit.leave(self)
@@ -395,13 +407,19 @@ class ClientConnection(asyncio.Protocol):
     def on_deadline(self) -> None:
         reader = self._reader
         if self._is_closing or self.is_full:
+            if not self._is_closing:
+                self._close_reason = CloseReason.UNREAD
             self.transport.abort()
         elif reader.in_message:
             part = "body" if reader.head else "head"
             reader.reject(RejectedRequestError(408, f"the request's {part} did not arrive in time", must_close=True))
             self._advance()
         else:
-            self._close()
+            self._close(CloseReason.IDLE)
+
+    def postpone(self, stalled_s: float) -> None:
+        self.deadline += stalled_s
+        self._reader.postpone(stalled_s)
 
     # --- one request after the other ---
 
@@ -437,7 +455,7 @@ class ClientConnection(asyncio.Protocol):
     def _handle_cached(self, head: RequestHead, body: bytes, values: list[bytes]) -> None:
         """Handle a request with a cached head; nothing else is queued or running."""
         self.deadline = NEVER
-        self._awaits_head = False
+        self._is_new = self._awaits_head = False
         self._reader.received_bytes = 0
         self._reader.ignores_input = not head.keep_alive
         self._handle(self._router.request(head, body, values))
@@ -468,6 +486,8 @@ class ClientConnection(asyncio.Protocol):
         may_stay_open = not (rejection.must_close or self._router.is_draining)
         keep_alive = may_stay_open and request is not None and request.head.keep_alive
         path = b"" if request is None else request.head.path
+        if not keep_alive:
+            self._close_reason = CloseReason.TIMEOUT if rejection.status == 408 else CloseReason.REJECTED
         self.respond(request, rejection.response(path), keep_alive=keep_alive)
         self.on_exchange_ended(keep_alive=keep_alive)
 
@@ -510,7 +530,7 @@ class ClientConnection(asyncio.Protocol):
             deadlines.arm(self, limits.keep_alive_timeout_s)
         self._awaits_head = False
 
-    def _close(self) -> None:
+    def _close(self, reason: CloseReason) -> None:
         """Close after what was written. A rejected client is still sending: let it read the rejection first.
 
         TLS connections cannot be half-closed; closing them waits for the client.
@@ -518,6 +538,8 @@ class ClientConnection(asyncio.Protocol):
         if self._is_closing:
             return
         self._is_closing = self._reader.ignores_input = True
+        if self._close_reason is CloseReason.CLIENT:
+            self._close_reason = reason
         if self._reader.is_rejected and self.transport.can_write_eof() and not self.transport.is_closing():
             self._router.deadlines.arm(self, LINGER_S)
             self._router.write_buffer.flush()

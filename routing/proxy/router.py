@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections import Counter
 from collections.abc import Iterable
+from enum import StrEnum
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -53,12 +54,25 @@ _METHODS: Final = dict.fromkeys((*PROMPT_PATHS, *FORM_PATHS), (b"POST",)) | dict
 IPV6_NETWORK_BITS: Final = 64  # a client can choose its addresses within a /64
 
 
+class CloseReason(StrEnum):
+    """Why a client connection ended; values are labels of a metric."""
+
+    CLIENT = "client"  # the client ended it, or it was lost
+    COMPLETE = "complete"  # the client wanted no further response, or it speaks HTTP/1.0
+    REJECTED = "rejected"  # after a rejection that ends the connection
+    TIMEOUT = "timeout"  # a request did not arrive in time: 408
+    IDLE = "idle"  # no request was begun for ``keep_alive_timeout_s``
+    UNREAD = "unread"  # the client did not read what was written
+    INCOMPLETE = "incomplete"  # reset, because the rest of a response is missing
+    DRAINING = "draining"  # the router shuts down
+    LIMIT = "limit"  # the limit of connections of its address
+
+
 class ConnectionLimit:
     """Counts the connections of each client address; nothing is counted without a limit."""
 
     def __init__(self) -> None:
         self.max_per_address: int | None = None  # None: no limit
-        self.rejected = 0  # since the process started
         self._counts: Counter[str] = Counter()
 
     def configure(self, max_per_address: int | None, clients: Iterable[Downstream]) -> None:
@@ -74,7 +88,6 @@ class ConnectionLimit:
         """Count a new connection; False if its address has reached the limit."""
         address = address_of(client.transport)
         if self.max_per_address is not None and address and self._counts[address] >= self.max_per_address:
-            self.rejected += 1
             return False
         self._count(client, address)
         return True
@@ -137,12 +150,13 @@ class Router:
         self.active: ActiveConfiguration | None = None
         self.clients: set[Downstream] = set()
         self.connection_limit = ConnectionLimit()
+        self.closed: Counter[CloseReason] = Counter()  # client connections, since the process started
         self.unfinished_body_bytes = 0  # of bodies that are still being received
         self.requests = 0  # accepted since the process started
         self.other_workers_in_flight = 0  # requests in flight in workers that share the port
         self._retired: set[ConnectionPool] = set()
         self._generated_ids = 0
-        self._housekeeping = Periodic(Background.HOUSEKEEPING, HOUSEKEEPING_S, self._run_housekeeping)
+        self._housekeeping = Periodic(Background.HOUSEKEEPING, HOUSEKEEPING_S, self._run_housekeeping, reads_first=True)
 
     @property
     def is_draining(self) -> bool:

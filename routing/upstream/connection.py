@@ -306,6 +306,17 @@ class UpstreamConnection(asyncio.Protocol):
     def on_deadline(self) -> None:
         self._fail(Failure.TIMEOUT)
 
+    def postpone(self, stalled_s: float) -> None:
+        """Move the deadline, and with it the times of the request and of its last byte, at most to the present."""
+        if self._listener is None:
+            self.deadline += stalled_s
+            return
+        waits_since = self.sent_at if self._sink is None else self.last_byte_at
+        moved_s = min(stalled_s, max(0.0, self._loop_time() - waits_since))
+        self.deadline += moved_s
+        if self._sink is None:
+            self.sent_at += moved_s
+
     # --- called by httptools ---
 
     def on_message_begin(self) -> None:

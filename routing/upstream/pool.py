@@ -16,7 +16,7 @@ import ssl
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
-from routing.http.loop import Deadlines, WriteBuffer
+from routing.http.loop import Deadlines, Timeout, WriteBuffer
 from routing.http.request import Request
 from routing.http.response import HeaderCache, ResponseHead
 from routing.http.tls import describe_os_error
@@ -279,7 +279,7 @@ class ConnectionPool:
 
     async def _connect(self, caller: Caller, timeout_s: float) -> None:
         try:
-            async with asyncio.timeout(timeout_s):
+            async with Timeout(self._deadlines, timeout_s):
                 upstream = await self._open_connection()
         except TimeoutError:
             caller.on_connect_failed(f"no connection within {timeout_s:g} s", is_local=False)

@@ -87,7 +87,7 @@ async def test_connections_are_limited_by_address(replica: FakeReplica) -> None:
             await again.send(post(CHAT))
             assert (await again.read_response()).status == 200
         _, text = await harness.admin("GET", "/metrics")
-        assert "warmpath_router_connections_rejected_total 1\n" in text
+        assert 'connections_closed_total{reason="limit"} 1\n' in text
         await harness.push(config([replica]), 3)
         assert len(harness.router.connection_limit) == 0
         async with harness.connect(), harness.connect(), harness.connect(), harness.connect():

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from time import perf_counter
 
 import pytest
 
-from routing.schema import Limits, dump_snapshot
+from routing.schema import Limits
 from tests.fakes.replica import FakeReplica
-from tests.routing.proxy.harness import BODY, CHAT, RawClient, config, connect, get, post
+from tests.routing.proxy.harness import BODY, CHAT, RawClient, connect, get, post
+from tests.routing.proxy.own_process import Process, started
 from tests.side_by_side import alone
 
 MIB = 1 << 20
@@ -24,44 +21,6 @@ CHUNK = b"10000\r\n" + b"x" * 65_536 + b"\r\n"
 SLOW_CLIENTS = 2000
 OFFERS = 3500  # pipelined upgrade offers
 NOISE_S = 0.005  # that another process on the machine may add to a 99th percentile
-
-
-class Process:
-    """A router in its own process, whose memory is measured."""
-
-    def __init__(self, popen: subprocess.Popen[str], port: int) -> None:
-        self.port = port
-        self._proc = Path(f"/proc/{popen.pid}")
-
-    def memory_bytes(self, field: str) -> int:
-        """``VmRSS``: current, or ``VmHWM``: the peak since ``forget_peak``."""
-        parsed = re.search(rf"{field}:\s+(\d+) kB", (self._proc / "status").read_text())
-        assert parsed
-        return int(parsed[1]) * 1024
-
-    def forget_peak(self) -> None:
-        (self._proc / "clear_refs").write_text("5")
-
-
-@asynccontextmanager
-async def started(replica: FakeReplica, folder: Path, limits: Limits) -> AsyncIterator[Process]:
-    file = folder / "config.json"
-    file.write_bytes(dump_snapshot(config([replica], limits=limits), 1).document)
-    command = [sys.executable, "-m", "routing", "serve", "--port=0", "--admin-port=0"]
-    command += ["--config", str(file), "--state-dir", str(folder / "state"), "--name", "flooded"]
-    popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        yield Process(popen, await asyncio.to_thread(_port, popen))
-    finally:
-        popen.kill()
-        popen.communicate()
-
-
-def _port(popen: subprocess.Popen[str]) -> int:
-    assert popen.stderr
-    return next(
-        int(parsed[1]) for line in popen.stderr if (parsed := re.search(r"ready: http://127.0.0.1:(\d+)", line))
-    )
 
 
 async def pour_on(client: RawClient, piece: bytes, size: int) -> None:

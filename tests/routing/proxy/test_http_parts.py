@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import socket
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing.http.loop import NEVER, NO_BUCKET, TICK_S, Deadlines
+from routing.http.loop import MAX_SWEEP_S, NEVER, NO_BUCKET, TICK_S, Deadlines
 from routing.http.response import SHORT_CHUNK, chunk_start, chunked
 from routing.http.usage import MAX_EVENT_BYTES, TAIL_BYTES, ResponseTail, UsageFilter, prompt_and_cached
 from routing.proxy.router import address_of
@@ -97,6 +99,9 @@ class Waiter:
         self.at = asyncio.get_running_loop().time()
         self.passed.set()
 
+    def postpone(self, stalled_s: float) -> None:
+        self.deadline += stalled_s
+
 
 async def test_a_deadline_passes_in_time() -> None:
     loop = asyncio.get_running_loop()
@@ -107,6 +112,40 @@ async def test_a_deadline_passes_in_time() -> None:
         await waiter.passed.wait()
     assert waiter.at >= started_at + 0.12
     assert (waiter.deadline, waiter.bucket, len(wheel)) == (NEVER, NO_BUCKET, 0)
+    wheel.close()
+
+
+async def test_time_in_which_the_loop_could_not_run_does_not_count() -> None:
+    loop = asyncio.get_running_loop()
+    wheel, waiter, distant = Deadlines(loop), Waiter(), Waiter()
+    wheel.arm(waiter, 0.2)
+    wheel.arm(distant, 1000)
+    before = distant.deadline
+    time.sleep(1)  # noqa: ASYNC251 - the loop must not run
+    async with asyncio.timeout(15):
+        await waiter.passed.wait()
+    assert waiter.at >= loop.time() - 15
+    assert distant.deadline >= before + 1 - MAX_SWEEP_S
+    assert waiter.deadline == NEVER
+    wheel.close()
+
+
+async def test_what_has_arrived_is_read_before_a_deadline_is_judged() -> None:
+    """The byte arrives while the loop does not run, and the reader moves the deadline when it gets it."""
+    loop = asyncio.get_running_loop()
+    wheel, waiter = Deadlines(loop), Waiter()
+    own, other = socket.socketpair()
+    with own, other:
+        loop.add_reader(own, lambda: (own.recv(1), wheel.arm(waiter, 1000)))
+        wheel.arm(waiter, 0.01)
+        other.send(b"x")
+        time.sleep(MAX_SWEEP_S)  # noqa: ASYNC251 - the loop must not run
+        wheel._sweep()
+        async with asyncio.timeout(15):
+            while waiter.deadline < loop.time() + 100:
+                await asyncio.sleep(0.01)
+        loop.remove_reader(own)
+    assert not waiter.passed.is_set()
     wheel.close()
 
 
