@@ -329,9 +329,10 @@ class Use:
     ``path[first - 1]``, if ``first`` is not 0, is the run before them.
     """
 
-    __slots__ = ("evicted", "first", "path", "used_s")
+    __slots__ = ("evicted", "first", "is_running", "path", "used_s")
 
     def __init__(self, path: list[BlockRun], used_s: float) -> None:
+        self.is_running = False  # the engine cannot evict the blocks of a running request
         self.path = path  # from the prompt's first block on, unless compacted; it may end with a Tail
         self.first = 0
         self.evicted = 0  # blocks that were removed from the end of ``path``
@@ -463,6 +464,29 @@ class ReplicaBlocks:
         """Evict the last run of the oldest use; there must be one."""
         self._evict_last(next(iter(self.uses)))
 
+    def evict_before(self, used_s: float) -> None:
+        """Evict what was last used before this time, except what running requests use."""
+        while self.uses and self.oldest_s < used_s:
+            use = next(iter(self.uses))
+            if use.is_running:
+                self._touch(use, used_s)
+            else:
+                self._evict_last(use)
+
+    def _touch(self, use: Use, now_s: float) -> None:
+        """Make a use the latest one."""
+        use.used_s = max(now_s, next(reversed(self.uses)).used_s)
+        self.uses.move_to_end(use)
+
+    def _oldest_evictable(self) -> Use:
+        """The oldest use, without those of running requests, unless there are no others."""
+        for _ in range(len(self.uses)):
+            use = next(iter(self.uses))
+            if not use.is_running:
+                return use
+            self._touch(use, use.used_s)
+        return next(iter(self.uses))
+
     def evict_excess(self, max_evicted: int) -> int:
         """Evict what exceeds the capacity; the number of tokens.
 
@@ -471,7 +495,7 @@ class ReplicaBlocks:
         capacity, evicted = self.capacity, self.evicted
         excess = self.tokens - capacity
         while self.tokens > capacity:
-            use = next(iter(self.uses))
+            use = self._oldest_evictable()
             path = use.path
             while self.tokens > capacity and use.first < len(path):
                 run = path[-1]

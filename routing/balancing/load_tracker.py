@@ -256,6 +256,8 @@ class Ticket:
         self._tracker = tracker
         self.load = load
         self._residency_record = residency_record
+        if residency_record is not None:
+            residency_record.set_running(is_running=True)
         self.queued_tokens = queued_tokens  # tokens that waited at the replica when this request was sent
         self.running = 1  # until the request is over, then 0
         self._is_prefilled = False
@@ -312,8 +314,10 @@ class Ticket:
     def end(self) -> None:
         """Subtract the request from the load: it is complete, failed or cancelled."""
         if self.running:
-            if self._residency_record is not None and not self._is_prefilled:
-                self._residency_record.roll_back()
+            if self._residency_record is not None:
+                self._residency_record.set_running(is_running=False)
+                if not self._is_prefilled:
+                    self._residency_record.roll_back()
             self._stop_waiting()
             self.running = 0
             self.load.running -= 1

@@ -166,6 +166,7 @@ class RequestResidency:
         "_previous_tail_tokens",
         "_prompt_tokens",
         "_replica",
+        "_sent_s",
         "_tables",
         "_tail",
         "_tails",
@@ -197,6 +198,7 @@ class RequestResidency:
         self._hit_blocks, self._hit_tokens = hits  # all further blocks are new at the replica
         self._known_blocks, self._known_tokens = known  # first blocks whose tokens an engine has reported
         self._use = use
+        self._sent_s = use.used_s
         self._prefix_used_s = prefix_used_s  # when the replica last used the cached part of the prompt
         self._prompt_tokens = prompt_tokens  # estimated by the mean ratio of the model
         self._block_tokens = block_tokens  # of each block, by the same ratio
@@ -207,6 +209,10 @@ class RequestResidency:
         self._unrecorded_hits = unrecorded_hits
         self._common_hits = common_hits  # None: the replica is not the prompt's common replica
         self._evicted_tokens = evicted_tokens  # since the first new block was, above the capacity; None: it was not
+
+    def set_running(self, *, is_running: bool) -> None:
+        """Whether the request is at the replica, which cannot evict its blocks then."""
+        self._use.is_running = is_running
 
     def confirm(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int | None = None) -> None:
         """Learn from a response. All arguments are counts by the engine's tokenizer."""
@@ -220,7 +226,7 @@ class RequestResidency:
         self._learn_tails(rest_tokens, cached_tokens, generated_tokens)
         predicted = min(self._hit_tokens, prompt_tokens)
         self._learn_caching(predicted, cached_tokens)
-        if predicted < MIN_CHECKED_TOKENS or self._use.used_s - self._prefix_used_s < MAX_PREFILL_S:
+        if predicted < MIN_CHECKED_TOKENS or self._sent_s - self._prefix_used_s < MAX_PREFILL_S:
             return
         replica = self._replica
         if cached_tokens >= MISS_RATIO * predicted:
@@ -256,7 +262,7 @@ class RequestResidency:
 
     def _learn_caching(self, predicted: int, cached_tokens: int) -> None:
         """Learn whether the engine caches prefixes at all."""
-        replica, sent_s = self._replica, self._use.used_s
+        replica, sent_s = self._replica, self._sent_s
         if cached_tokens:
             replica.zero_hits, replica.caches_nothing = 0, False
         elif predicted >= MIN_CHECKED_TOKENS:
@@ -276,7 +282,7 @@ class RequestResidency:
         """Report the response to what follows the replica's KV events."""
         chain = self._chain
         tokens_per_block = (prompt_tokens - rest_tokens) / len(chain) if chain else float(self._block_tokens)
-        served = ServedPrompt(chain, self._use.used_s, tokens_per_block, prompt_tokens, cached_tokens, generated_tokens)
+        served = ServedPrompt(chain, self._sent_s, tokens_per_block, prompt_tokens, cached_tokens, generated_tokens)
         on_response(served)
 
     def _learn_capacity(self, prompt_tokens: int, cached_tokens: int, evicted_tokens: int) -> bool:
@@ -663,14 +669,16 @@ class Residency:
         replica.evict_run(run)
 
     def evict_before(self, target: TargetId, used_s: float) -> None:
-        """Evict what a replica last used before this time."""
+        """Evict what a replica last used before this time, except what running requests use."""
         replica = self._replicas.by_target.get(target)
-        while replica is not None and replica.uses and replica.oldest_s < used_s:
-            replica.evict()
+        if replica is not None:
+            replica.evict_before(used_s)
 
     def clear(self, target: TargetId) -> None:
         """Record that a replica's cache is empty."""
-        self.evict_before(target, inf)
+        replica = self._replicas.by_target.get(target)
+        if replica is not None:
+            replica.evict_until(inf)
 
     def _cached_tail(self, replica: ReplicaBlocks, chain: Chain, blocks: int) -> BlockRun | None:
         """The tail after the first ``blocks`` of a chain, if the replica has it."""

@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from functools import partial
+from time import perf_counter
 from types import TracebackType
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
@@ -167,17 +169,18 @@ BURST_WRITES: Final = 256  # go out at once: one client may request thousands of
 class WriteBuffer:
     """The writes of one event loop, sent together at the end of its iteration."""
 
-    __slots__ = ("_loop", "_waiting")
+    __slots__ = ("_loop", "_waiting", "is_new_turn")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self.is_new_turn = True  # an iteration has ended since this was set to False
         self._waiting: list[tuple[asyncio.Transport, bytes | None]] = []  # None: close. The list is never replaced
 
     def write(self, transport: asyncio.Transport, data: bytes) -> None:
         """Write after everything that waits already."""
         waiting = self._waiting
         if not waiting:
-            self._loop.call_soon(self.flush)
+            self._loop.call_soon(self._end_turn)
         waiting.append((transport, data))
         if len(data) > BURST_BYTES or len(waiting) >= BURST_WRITES:
             self.flush()
@@ -185,8 +188,12 @@ class WriteBuffer:
     def close(self, transport: asyncio.Transport) -> None:
         """Close the transport after its waiting writes."""
         if not self._waiting:
-            self._loop.call_soon(self.flush)
+            self._loop.call_soon(self._end_turn)
         self._waiting.append((transport, None))
+
+    def _end_turn(self) -> None:
+        self.is_new_turn = True
+        self.flush()
 
     def flush(self) -> None:
         waiting = self._waiting[:]
@@ -200,6 +207,72 @@ class WriteBuffer:
             except Exception as error:  # noqa: BLE001 - writes to other transports must not be lost
                 if not transport.is_closing():  # else it was aborted in the meantime
                     defect(logger, error, "write_buffer")
+
+
+TURN_S: Final = 0.002  # of one iteration for requests, after which the others wait for the next iteration
+SMALL_READ_BYTES: Final = 1024
+
+
+class Deferred(Protocol):
+    """A client connection with work for a later iteration."""
+
+    is_deferred: bool  # belongs to the turns
+
+    def on_turn(self) -> None:
+        """Called in a later iteration, to go on until ``Turns.is_over``."""
+        ...
+
+
+class Turns:
+    """Shares the event loop between clients: what is left of a client's work waits for its next turn.
+
+    One read may bring thousands of requests, or a body that takes milliseconds. After ``TURN_S`` of an iteration, all
+    clients wait for the next one: those with small reads first, and within both kinds first come, first served. So a
+    client with little to do waits for about one iteration, however much the others send.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, write_buffer: WriteBuffer) -> None:
+        self._loop = loop
+        self._write_buffer = write_buffer
+        self._began_at = 0.0
+        self._small: deque[Deferred] = deque()
+        self._large: deque[Deferred] = deque()
+        self._is_scheduled = False
+
+    def is_over(self) -> bool:
+        """Whether this iteration has spent its time. 0.1 us."""
+        now = perf_counter()
+        if self._write_buffer.is_new_turn and not self._is_scheduled:
+            self._write_buffer.is_new_turn = False
+            self._began_at = now
+            return False
+        return now - self._began_at > TURN_S
+
+    def defer(self, client: Deferred, size: int) -> None:
+        """Call ``client`` in a later iteration. ``size``: bytes that it has to read."""
+        if not client.is_deferred:
+            client.is_deferred = True
+            (self._small if size <= SMALL_READ_BYTES else self._large).append(client)
+            if not self._is_scheduled:
+                self._is_scheduled = True
+                self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        self._is_scheduled = self._write_buffer.is_new_turn = False
+        self._began_at = perf_counter()
+        for waiting in (self._small, self._large):
+            for _ in range(len(waiting)):
+                if self.is_over():
+                    break
+                client = waiting.popleft()
+                client.is_deferred = False
+                try:
+                    client.on_turn()
+                except Exception as error:  # noqa: BLE001 - the others must not wait for ever
+                    defect(logger, error, "turn")
+        if (self._small or self._large) and not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._run)
 
 
 class AbortsOnError(Protocol):

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from routing.http.response import HOP_BY_HOP, Header, RejectedRequestError, template_of, without_named
+from routing.prompt.parsing import is_large
 from routing.schema import DEFAULT_SESSION_KEYS, Limits
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class RequestHead:
         "_varying",
         "authenticated_by",
         "authorization",
+        "content_length",
         "content_type",
         "expects_continue",
         "grant",
@@ -81,7 +83,8 @@ class RequestHead:
         self.priority: int | None = None
         self.session_id: str | None = None
         self.task_group: str | None = None
-        self.has_length = False  # the length itself is the request's
+        self.has_length = False
+        self.content_length = 0  # of the request whose head was parsed
         self.expects_continue = False
         self.authorization = b""  # or ``x-api-key`` in its form; empty also if there is more than one of either
         self.content_type = b""  # empty also if there is more than one
@@ -182,6 +185,7 @@ class Request:
         "cache_digest",
         "grant",
         "head",
+        "is_large",
         "layout",
         "model_span",
         "omits_usage",
@@ -196,6 +200,7 @@ class Request:
         self.values = values  # of the varying headers; None: the head is this request's own
         self.grant: Grant | None = None  # of its API key, if keys are required
         self.omits_usage = False  # streamed, and the client did not ask for usage
+        self.is_large = is_large(body)  # another process reads it
         self.layout: Layout | None = None  # of a large body
         self.model_span: tuple[int, int] | None = None  # of the model's name in a form
         self.cache_digest = b""  # of its bytes, if its task group may have a response cache
@@ -293,7 +298,8 @@ def _origin_form(target: bytes, host: bytes | None) -> bytes:
 def _read_special(head: RequestHead, special: dict[bytes, list[bytes]], limits: Limits) -> None:
     if b"content-length" in special:
         head.has_length = True
-        if int(special[b"content-length"][0]) > limits.max_body_bytes:
+        head.content_length = int(special[b"content-length"][0])
+        if head.content_length > limits.max_body_bytes:
             raise body_too_large(limits)
     if b"expect" in special:
         _read_expect(head, special[b"expect"])

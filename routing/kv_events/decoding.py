@@ -15,15 +15,25 @@ equal ids as equal bytes, which is all that ``engine_blocks.py`` needs. Only the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 
 from routing.kv_events import payload_format
-from routing.kv_events.payload_format import BlockHash, RemovedArray, RemovedMap, StoredArray, StoredMap
+from routing.kv_events.payload_format import (
+    BlockHash,
+    ClearedArray,
+    ClearedMap,
+    RemovedArray,
+    RemovedMap,
+    StoredArray,
+    StoredMap,
+)
 
 MAX_PAYLOAD_BYTES: Final = 2 << 20  # a step that stores 8,192 tokens takes 40 KB, one that evicts 16,384 blocks 1 MB
 MAX_BLOCK_TOKENS: Final = 65_536
+MAX_EVENT_BLOCKS: Final = 16_384  # of one event: 262,144 tokens in blocks of 16
 DEVICE: Final = frozenset({None, "GPU"})  # the name of device memory on every platform
 FULL_ATTENTION: Final = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})  # of a group
 NO_TOKENS: Final = b"\x90"
@@ -47,6 +57,17 @@ class EncodedTokens:
         """Tokens; MalformedEventsError if it is not an array."""
         return _array_head(self._data)[0]
 
+    def split(self, tokens: int) -> tuple[EncodedTokens, EncodedTokens]:
+        """The first ``tokens`` and the others; none of either if there is something else than an id."""
+        count, at = _array_head(self._data)
+        data, start = self._data, at
+        for _ in range(tokens):
+            size = _encoded_size(data[at]) if at < len(data) else 0
+            if not size:
+                return EncodedTokens(NO_TOKENS), EncodedTokens(NO_TOKENS)
+            at += size
+        return _with_head(tokens, data[start:at]), _with_head(count - tokens, data[at:])
+
     def blocks(self, block_tokens: int, limit: int) -> list[bytes]:
         """The encoded ids of each of the first ``limit`` blocks; fewer if there is something else than an id."""
         count, at = _array_head(self._data)
@@ -60,6 +81,10 @@ class EncodedTokens:
                 at += size
             blocks.append(data[start:at])
         return blocks
+
+
+def _with_head(count: int, data: bytes) -> EncodedTokens:
+    return EncodedTokens(b"\xdd" + count.to_bytes(4, "big") + data)
 
 
 def _array_head(data: bytes) -> tuple[int, int]:
@@ -128,6 +153,27 @@ class BlockStored(Event):
         self.group = group  # of KV cache layers
         self.kind = kind  # of attention
 
+    def pieces(self, blocks: int, *, with_tokens: bool) -> Iterator[BlockStored]:
+        """This event as events of at most so many blocks. ``with_tokens``: the tokens after the first piece count."""
+        tokens, rest = self.tokens, EncodedTokens(NO_TOKENS)
+        for first in range(0, len(self.hashes), blocks):
+            hashes = self.hashes[first : first + blocks]
+            if len(self.tokens) and (with_tokens or not first):
+                tokens, rest = (rest if first else tokens).split(len(hashes) * self.block_tokens)
+            else:
+                tokens = EncodedTokens(NO_TOKENS)
+            yield BlockStored(
+                hashes,
+                self.hashes[first - 1] if first else self.parent,
+                tokens,
+                self.block_tokens,
+                self.adapter,
+                None if self.extra_keys is None else self.extra_keys[first : first + blocks],
+                self.medium,
+                self.group,
+                self.kind,
+            )
+
     def extra_bytes(self, position: int) -> bytes:
         """The extra keys of a block, encoded; empty if it has none, or they are not reported."""
         extra = None if self.extra_keys is None else self.extra_keys[position]
@@ -179,6 +225,8 @@ def _events(sent: list[Any]) -> list[Event]:
     latest: BlockRemoved | None = None
     for event in sent:
         kind = type(event)
+        if kind is not ClearedMap and kind is not ClearedArray and len(event.block_hashes) > MAX_EVENT_BLOCKS:
+            raise MalformedEventsError(f"block_hashes: more than {MAX_EVENT_BLOCKS:,} in one event")
         if kind is RemovedMap or kind is RemovedArray:
             group, hashes = event.group_idx or 0, event.block_hashes
             if latest is not None and latest.group == group and latest.medium == event.medium:

@@ -11,7 +11,7 @@ Lower cache tiers: engines that offload blocks to the host's memory or to disks 
 name of the medium. A block that device memory loses stays cached while a lower tier has a copy (*offloaded*).
 
 There is one entry for each cached hash, which names its run. Engines evict the last block of a prompt first, so where
-a removed block is in its run is mostly known without a search.
+a removed block is in its run is mostly known without a search; the first search of a run indexes it.
 
 Bounds. ``max_blocks`` limits the hashes of one engine in device memory, and those in lower tiers. Beyond it the ones
 stored first are forgotten, which the engine will probably evict next.
@@ -19,7 +19,8 @@ stored first are forgotten, which the engine will probably evict next.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
@@ -29,12 +30,13 @@ from routing.kv_events.decoding import DEVICE, FULL_ATTENTION, BlockRemoved, Blo
 from routing.kv_events.payload_format import BlockHash
 
 MAX_KEY: Final = (1 << 64) - 1
+FORGOTTEN_PART: Final = 256  # of the limit, forgotten at once
 
 
 class StoredRun:
     """Consecutive blocks that one event stored."""
 
-    __slots__ = ("_left", "depth", "hashes", "keys", "parent", "parent_position", "stored_s")
+    __slots__ = ("_left", "_positions", "depth", "hashes", "keys", "parent", "parent_position", "stored_s")
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class StoredRun:
         self.depth: int = 0 if parent is None else parent.depth + parent_position + 1  # blocks before; 0: or unknown
         self.stored_s = stored_s
         self._left = len(hashes)  # blocks up to the last one that may be cached
+        self._positions: dict[BlockHash, int] | None = None  # of each block; None: none was searched
 
     @property
     def end(self) -> int:
@@ -60,14 +63,17 @@ class StoredRun:
     def position(self, hash_: BlockHash) -> int:
         """The position of one of its blocks."""
         left = self._left - 1
-        return left if left >= 0 and self.hashes[left] == hash_ else self.hashes.index(hash_)
+        if left >= 0 and self.hashes[left] == hash_:
+            return left
+        if self._positions is None:
+            self._positions = {}
+            for position, each in enumerate(self.hashes):
+                self._positions.setdefault(each, position)
+        return self._positions[hash_]
 
     def remove(self, hash_: BlockHash) -> int:
         """Record that a block is no longer cached; its position. The next one is probably the one before it."""
-        left = self._left - 1
-        if left < 0 or self.hashes[left] != hash_:
-            left = self.hashes.index(hash_)
-        self._left = left
+        self._left = left = self.position(hash_)
         return left
 
 
@@ -146,8 +152,9 @@ class EngineBlocks:
             self._token_keys.update(zip(run.keys, hashes, strict=False))
         self.blocks += len(hashes)
         self.max_seen_blocks = max(self.max_seen_blocks, self.blocks)
-        while len(runs) > self._max_blocks:
-            self._forget_oldest()
+        if len(runs) > self._max_blocks:
+            for hash_ in self._oldest(self._runs):
+                self._forget(hash_)
         return run
 
     def store_in_lower_tiers(self, event: BlockStored) -> None:
@@ -157,10 +164,18 @@ class EngineBlocks:
         copies = self._lower_copies
         for hash_ in event.hashes:
             copies[hash_] = copies.get(hash_, 0) + 1
-        while len(copies) > self._max_blocks:
-            hash_ = next(iter(copies))
-            del copies[hash_]
-            self._offloaded.pop(hash_, None)
+        if len(copies) > self._max_blocks:
+            for hash_ in self._oldest(copies):
+                del copies[hash_]
+                self._offloaded.pop(hash_, None)
+
+    def _oldest(self, stored: Mapping[BlockHash, object]) -> list[BlockHash]:
+        """The first blocks of a dictionary that has too many, some more than necessary.
+
+        A dictionary is searched past the entries that were deleted at its front, so one search finds many.
+        """
+        excess = len(stored) - self._max_blocks
+        return list(islice(stored, excess + self._max_blocks // FORGOTTEN_PART))
 
     def remove(self, event: BlockRemoved) -> list[tuple[StoredRun, int]]:
         """Remove one copy of each block of an event, in device memory or below.
@@ -219,7 +234,7 @@ class EngineBlocks:
             if left > 0:
                 copies[hash_] = left
             elif (run := self._offloaded.pop(hash_, None)) is not None:
-                position = run.hashes.index(hash_)
+                position = run.position(hash_)
                 self._forget_key(run, position)
                 removed.append((run, position))
         return removed
@@ -239,12 +254,11 @@ class EngineBlocks:
         if not self._copies[hash_]:
             del self._copies[hash_]
 
-    def _forget_oldest(self) -> None:
-        hash_ = next(iter(self._runs))
+    def _forget(self, hash_: BlockHash) -> None:
         run = self._runs.pop(hash_)
         self.blocks -= 1 + self._copies.pop(hash_, 0)
         if self._token_keys:
-            self._forget_key(run, run.hashes.index(hash_))
+            self._forget_key(run, run.position(hash_))
 
     def _forget_key(self, run: StoredRun, position: int) -> None:
         if self._token_keys and position < len(run.keys):

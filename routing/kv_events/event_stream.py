@@ -6,6 +6,8 @@ of one interval cost one wake-up and one system call.
 
 Liveness. After ``PING_S`` without bytes from the engine a PING is sent, and if nothing has arrived ``PONG_S`` later the
 connection counts as lost. Its end and errors are detected immediately. ``subscriptions.py`` opens the stream again.
+Bytes are no sign of life without messages: a message that has not ended after ``MESSAGE_S`` ends the connection, and so
+does an engine that serves prompts without publishing anything, or whose numbers have gap after gap (``order.fault``).
 
 Bounds. Unread bytes wait in the kernel's buffers and then in the engine's, which drops messages above its own limit: a
 gap like any other. One call of ``pump`` reads about ``MAX_READ_BYTES`` of each connection.
@@ -26,6 +28,7 @@ REPLAY_TIMEOUT_S: Final = 0.75  # without a message; vLLM looks for requests eve
 PING_S: Final = 0.3
 PONG_S: Final = 0.45
 CONNECT_S: Final = 2.0  # until the engine has sent READY
+MESSAGE_S: Final = 5.0  # from the first byte of a message to its last
 RECEIVED_BYTES: Final = 262_144  # of one system call
 MAX_READ_BYTES: Final = 1 << 20
 MAX_UNSENT_BYTES: Final = 65_536  # of a peer that sends PINGs and does not read
@@ -43,6 +46,7 @@ class Connection:
         self.receiver = Receiver(MAX_PAYLOAD_BYTES)
         self.received_s = now_s
         self.read_bytes = 0
+        self._message_s: float | None = None  # since when a message has been incomplete; None: none is
         self.is_drained = True  # whether the latest system call has probably emptied the kernel's buffer
         self._to_send = greeting_and_ready(socket_type)
         self._first = first  # to send once the peer is ready; empty: it was sent
@@ -77,6 +81,10 @@ class Connection:
     def next_message(self) -> list[bytes] | None:
         """The next message of the received bytes; None if there is none."""
         frames, receiver = self.receiver.next_message(), self.receiver
+        if frames is not None or not receiver.is_in_message:
+            self._message_s = None
+        elif self._message_s is None:
+            self._message_s = self.received_s
         if receiver.replies or (self._first and receiver.is_ready):
             if receiver.is_ready:
                 self._to_send, self._first = self._to_send + self._first, b""
@@ -88,7 +96,12 @@ class Connection:
         return frames
 
     def check(self, now_s: float) -> None:
-        """Send a PING to a silent peer; TimeoutError without a reply in ``PONG_S``, or a READY in ``CONNECT_S``."""
+        """Send a PING to a silent peer; TimeoutError without a reply in ``PONG_S``, or a READY in ``CONNECT_S``.
+
+        ProtocolError if a message does not end.
+        """
+        if self._message_s is not None and now_s - self._message_s > MESSAGE_S:
+            raise ProtocolError(f"a message did not end within {MESSAGE_S:g} s")
         if not self.receiver.is_ready:
             is_lost = now_s - self.received_s > CONNECT_S
         elif self._pinged_s is None:
@@ -121,6 +134,7 @@ class EventStream:
         self._replay_host: Host | None = None
         self._is_connected = False
         self._messages = 0  # taken
+        self.fault = ""  # why the latest connection ended, if it was not the network; "" after a message
 
     @property
     def is_open(self) -> bool:
@@ -155,8 +169,14 @@ class EventStream:
         """Take what has arrived; yields after every ``STEP_MESSAGES``, and within large ones."""
         try:
             yield from self._take_published()
-        except (OSError, ProtocolError):
+        except OSError:
             self.close()
+        except ProtocolError as error:
+            self.close()
+            self.fault = str(error)
+        if self.is_connected and (fault := self.order.fault):
+            self.close()
+            self.fault = fault
         try:
             yield from self._take_replayed()
         except (OSError, ProtocolError):

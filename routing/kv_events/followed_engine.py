@@ -33,6 +33,10 @@ from routing.types import TargetId
 MAX_SERVED: Final = 1024  # responses that wait for their events
 SETTLE_S: Final = 0.25  # after a response, until its events must have arrived
 STEP_BLOCKS: Final = 64  # between two yields, about 0.05 ms
+MAX_UNREPORTED: Final = 8  # responses with new blocks, since the latest message
+UNREPORTED_S: Final = 2.0  # since the end of the first of them
+MIN_UNREPORTED_TOKENS: Final = 1024  # of a prompt, not cached: whole blocks of any engine
+MAX_PIECE_BLOCKS: Final = 512  # of one event between two yields
 Clock = Callable[[], float]
 
 
@@ -45,6 +49,8 @@ class FollowedEngine:
         self.target = target
         self.blocks = EngineBlocks(max_blocks, known.block_keys)
         self.was_full = False  # whether it has evicted something, and all events were seen
+        self._unreported = 0  # responses with new blocks since the latest message, or since the connection
+        self._unreported_s = 0.0  # the end of the first of them
         self.matched = 0  # responses whose blocks were found among the events
         self._residency = residency
         self._known = known
@@ -79,8 +85,22 @@ class FollowedEngine:
     def on_response(self, served: ServedPrompt) -> None:
         """Called on the request path; ``learn`` matches the response with events later."""
         ended_s = self._clock()
+        if served.prompt_tokens - served.cached_tokens >= MIN_UNREPORTED_TOKENS:
+            self._unreported += 1
+            if self._unreported == 1:
+                self._unreported_s = ended_s
         self._ended.append((ended_s, served))
         self._served.append((ended_s, served))
+
+    @property
+    def unreported(self) -> int:
+        """Responses whose new blocks the engine has not published, if they are enough to say so; else 0."""
+        is_late = self._unreported >= MAX_UNREPORTED and self._clock() - self._unreported_s > UNREPORTED_S
+        return self._unreported if is_late else 0
+
+    def note_message(self) -> None:
+        """Called when the engine has published something, or there is a new connection."""
+        self._unreported = 0
 
     def restart(self) -> None:
         """Called when the engine has restarted with an empty cache."""
@@ -99,10 +119,20 @@ class FollowedEngine:
         blocks = 0
         for event in events:
             if isinstance(event, BlockStored):
-                self._on_stored(event, self._clock() - age_s)
+                if len(event.hashes) <= MAX_PIECE_BLOCKS:
+                    self._on_stored(event, self._clock() - age_s)
+                else:
+                    with_tokens = not self._known.block_keys.are_hashes
+                    for piece in event.pieces(MAX_PIECE_BLOCKS, with_tokens=with_tokens):
+                        self._on_stored(piece, self._clock() - age_s)
+                        yield
                 blocks += len(event.hashes)
             elif isinstance(event, BlockRemoved):
-                self._on_removed(event)
+                for first in range(0, len(event.hashes), MAX_PIECE_BLOCKS):
+                    if first:
+                        yield
+                    hashes = event.hashes[first : first + MAX_PIECE_BLOCKS]
+                    self._on_removed(BlockRemoved(hashes, event.medium, event.group))
                 blocks += len(event.hashes)
             elif isinstance(event, AllBlocksCleared):
                 self._clear(is_complete=True)

@@ -30,6 +30,8 @@ from routing.kv_events.followed_engine import FollowedEngine
 MAX_WAITING_BYTES: Final = 16 << 20  # of messages that wait for the end of a replay
 MAX_FAILURES: Final = 3
 PAUSE_S: Final = 30.0
+MAX_LOSSES: Final = 5  # within ``LOSSES_S``: what is known is forgotten all the time, so nothing is known
+LOSSES_S: Final = 30.0
 
 
 class StreamState(StrEnum):
@@ -79,6 +81,7 @@ class MessageOrder:
         self._has_replay = False  # whether the latest replay since the connection has ended
         self._failures = 0  # in a row
         self._pause_until_s = 0.0
+        self._losses_s: deque[float] = deque(maxlen=MAX_LOSSES)  # on this connection
 
     @property
     def state(self) -> StreamState:
@@ -104,11 +107,22 @@ class MessageOrder:
             return Snapshot.COMPLETE
         return Snapshot.PARTIAL if self._has_replay else Snapshot.MISSING
 
+    @property
+    def fault(self) -> str:
+        """Why the stream is of no use, although there is a connection; "" if it is."""
+        if len(self._losses_s) == MAX_LOSSES and self._clock() - self._losses_s[0] < LOSSES_S:
+            return f"{MAX_LOSSES} gaps without a replay within {LOSSES_S:g} s"
+        if self.is_followed and (served := self.engine.unreported):
+            return f"no event for {served} responses with new blocks"
+        return ""
+
     # --- connection ---
 
     def on_connected(self) -> None:
         """Called when a connection to the publisher was made."""
         self._latest_live, self._has_replay = -1, False
+        self._losses_s.clear()
+        self.engine.note_message()
         self._is_verified = self._expected is None
         if self._may_replay():
             self._start_replay()
@@ -123,6 +137,7 @@ class MessageOrder:
     def on_message(self, number: int, payload: bytes) -> Iterator[None]:
         """Apply a published message, or buffer it during a replay; yields after each event."""
         self.messages += 1
+        self.engine.note_message()
         has_restarted = number <= self._latest_live
         self._latest_live = number
         if has_restarted:
@@ -248,6 +263,7 @@ class MessageOrder:
     def _skip_lost(self, number: int | None) -> None:
         """Count a loss, and continue at this message (None: at the next one)."""
         self.lost += 1
+        self._losses_s.append(self._clock())
         self._skip_to(number)
 
     def _skip_to(self, number: int | None) -> None:

@@ -42,6 +42,7 @@ TICK_S: Final = 0.1
 URGENT_TICK_S: Final = 0.01
 REOPEN_S: Final = 0.1  # after a lost connection; doubled while none is made, up to MAX_REOPEN_S
 MAX_REOPEN_S: Final = 2.0
+FAULT_PAUSE_S: Final = 30.0  # after a stream that was of no use
 OPEN_S: Final = 2.0  # to resolve the host names of a stream
 MAX_BLOCKS: Final = 1 << 20  # of all engines together; about 0.2 KiB each
 MAX_BLOCKS_PER_ENGINE: Final = 1 << 18
@@ -87,9 +88,13 @@ class Follower:
         self._pause_s = min(2 * self._pause_s, MAX_REOPEN_S)
         self.open_at = now + self._pause_s
 
-    def note_connection(self) -> None:
-        """If there is a connection, reset the delay of the next attempt."""
-        if self.stream.is_connected:
+    def note_connection(self, now: float) -> None:
+        """If there is a connection, reset the delay of the next attempt; after a fault, wait for longer."""
+        if self.stream.fault and not self.stream.is_open:
+            fault, self.stream.fault = self.stream.fault, ""
+            self.failure, self.open_at = fault, now + FAULT_PAUSE_S
+            event(logger, "kv_events_ended", level=logging.WARNING, target=self.source.target, reason=fault)
+        elif self.stream.is_connected:
             self._pause_s, self.open_at = REOPEN_S, 0.0
 
     async def open(self) -> None:
@@ -210,7 +215,7 @@ class KvEventSubscriptions:
         for follower in list(self._followers.values()):
             if follower.stream.is_open:
                 yield from self._isolate_errors(follower, follower.stream.pump)
-                follower.note_connection()
+                follower.note_connection(asyncio.get_running_loop().time())
             if follower.engine.has_unmatched_responses:
                 yield from self._isolate_errors(follower, partial(self._learn, follower))
 
@@ -333,6 +338,7 @@ def _row(follower: Follower) -> dict[str, Any]:
     return {
         "rank": follower.source.rank or 0,
         "state": order.state,
+        "reason": follower.failure or None,
         "since_s": order.since_s,
         "is_followed": order.is_followed,
         "snapshot": order.snapshot,

@@ -9,7 +9,8 @@ Both peers send a greeting, the command READY with their socket type, and then m
 is a byte of flags, its length in 1 or 8 bytes, and its content. Only the mechanism NULL is spoken, without encryption
 and authentication. See rfc.zeromq.org/spec/23.
 
-Bounds. A frame over ``max_frame_bytes`` is skipped and counts as empty, and a message has at most ``MAX_FRAMES``.
+Bounds. A frame over ``max_frame_bytes`` is skipped and counts as empty, and a message has at most ``MAX_FRAMES``. A
+frame over ``MAX_SKIPPED_BYTES`` is a ProtocolError: one wrong bit in a length must not hide everything that follows.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Final
 
 MAX_FRAMES: Final = 16
 MAX_COMMAND_BYTES: Final = 4096
+MAX_SKIPPED_BYTES: Final = 16 << 20
 GREETING_BYTES: Final = 64
 _SIGNATURE_BYTES: Final = 10
 _CONTEXT_BYTES: Final = 16  # of a PING, at most; its PONG repeats them
@@ -67,6 +69,11 @@ class Receiver:
         self._to_skip = 0  # bytes of a frame that is too long
         self._frames: list[bytes] = []
 
+    @property
+    def is_in_message(self) -> bool:
+        """Whether the beginning of a message has been received, and not its end."""
+        return self._to_skip > 0 or self._at < len(self._data) or len(self._frames) > 0
+
     def feed(self, data: bytes) -> None:
         """Add received bytes."""
         if self._to_skip:
@@ -104,6 +111,8 @@ class Receiver:
             size = int.from_bytes(data[at + 1 : start], "big")
         if flags & _COMMAND and size > MAX_COMMAND_BYTES:
             raise ProtocolError(f"a command of {size} bytes")
+        if size > MAX_SKIPPED_BYTES:
+            raise ProtocolError(f"a frame of {size:,} bytes")
         end = start + size
         if size > self._max_frame_bytes:
             self._to_skip, self._at = max(0, end - len(data)), min(end, len(data))

@@ -24,7 +24,7 @@ from routing.http.response import RejectedRequestError, ResponseHead, is_encoded
 from routing.http.usage import ResponseTail, UsageFilter, has_abort, has_token_event, is_aborted, parse_response
 from routing.observability.decision_log import structure_json
 from routing.observability.metrics import Outcome
-from routing.prompt.parsing import LARGE_BYTES, with_usage_requested
+from routing.prompt.parsing import with_usage_requested
 from routing.proxy.admission import PROMPT_PATHS, RESPONSES, admit_request, rejection_of, with_response_id
 from routing.proxy.exchange import INVALID_STATUSES, PRELUDE_PATHS
 from routing.proxy.prefill_leg import check_parameters
@@ -160,14 +160,17 @@ class PickedRequest:
     async def _read_large_body(self, wait: Wait) -> BodyReading | None:
         """Let another process read a large body; None for others."""
         path, body = PROMPT_PATHS.get(self._request.head.path), self._request.body
-        if path is None or len(body) <= LARGE_BYTES:
+        if path is None or not self._request.is_large:
             return None
         future: asyncio.Future[BodyReading] = asyncio.get_running_loop().create_future()
 
         def on_rejected(error: BodyError | RejectedRequestError) -> None:
             future.set_exception(error)
 
-        pending = self._services.large_bodies.read(path, body, future.set_result, on_rejected)
+        grant = self._request.grant
+        pending = self._services.large_bodies.read(
+            path, body, future.set_result, on_rejected, owner=grant.name if grant else None
+        )
         try:
             return await wait(future)
         finally:

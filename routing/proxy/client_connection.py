@@ -40,6 +40,7 @@ from routing.log import defect
 from routing.proxy.exchange import Exchange
 from routing.proxy.router import CloseReason, Router
 
+PIECE_PARSED_BYTES: Final = 2048  # of a read, before other connections may continue
 PIECE_BYTES: Final = 4096  # a shorter piece of a body is joined to the next one
 
 
@@ -97,7 +98,14 @@ class RequestReader:
 
     # --- called by the connection ---
 
-    def feed(self, data: bytes) -> None:
+    def piece_bytes(self) -> int:
+        """How much to parse at once: the rest of a body costs little, while 1 KiB may be a hundred chunks or lines."""
+        head = self.head
+        if head is None or not head.has_length:
+            return PIECE_PARSED_BYTES
+        return max(PIECE_PARSED_BYTES, head.content_length - self.body_bytes)
+
+    def feed(self, data: bytes | memoryview) -> None:
         """Parse received bytes into requests; reject the one that is invalid or exceeds a limit."""
         self.received_bytes += len(data)
         count = len(self._pieces)
@@ -169,13 +177,13 @@ class RequestReader:
 
     # --- called by httptools ---
 
-    def _parse(self, data: bytes) -> None:
+    def _parse(self, data: bytes | memoryview) -> None:
         """Parse a read; HttpParserError. A request that offers an upgrade is parsed as if it offered none.
 
         The parser stops after such a head and takes the body for the other protocol. Java's HTTP client offers HTTP/2
         with every request, body included.
         """
-        remaining: bytes | memoryview = data
+        remaining = data
         while True:
             try:
                 self._parser.feed_data(remaining)
@@ -257,8 +265,9 @@ logger = logging.getLogger(__name__)
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 LINGER_S: Final = 2.0  # how long a rejected client may go on sending before the connection is closed
 MAX_PIPELINED_BYTES: Final = 256 << 10  # received of later requests while a response is pending
+MAX_QUEUED: Final = 32  # parsed requests of one client; each takes ten times its bytes
+MAX_UNPARSED_BYTES: Final = 64 << 10  # received while other clients have their turn, before reading pauses
 READ_BYTES: Final = 128 << 10  # after a larger read other connections are read first; uvloop would read 32 times
-RESPONSES_PER_ITERATION: Final = 64  # of the router's own to one client, before other connections continue
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -274,6 +283,8 @@ class ClientConnection(asyncio.Protocol):
         self._reader = RequestReader(router)
         self._latest: CachedHead[RequestHead] | None = None  # of the latest request whose head was cached
         self._exchange: Exchange | None = None
+        self.is_deferred = False  # waits for its turn
+        self._unparsed = b""  # received and not parsed yet
         self._pipelined_bytes = 0
         self._is_closing = self._is_advancing = False
         self._reading_paused = False
@@ -302,7 +313,7 @@ class ClientConnection(asyncio.Protocol):
         reader = self._reader
         if not keep_alive:
             self._close(CloseReason.DRAINING if self._router.is_draining else CloseReason.COMPLETE)
-        elif self._is_advancing or reader.queue or reader.in_message or self._reading_paused or self.is_full:
+        elif self._is_advancing or self._is_behind or reader.in_message or self._reading_paused or self.is_full:
             self._continue()
         else:
             self._pipelined_bytes = 0
@@ -330,7 +341,7 @@ class ClientConnection(asyncio.Protocol):
     @property
     def awaits_request(self) -> bool:
         """Whether a request is missing or incomplete, and its client may expect a response."""
-        is_busy = self._is_closing or self._exchange is not None or bool(self._reader.queue)
+        is_busy = self._is_closing or self._exchange is not None or self._is_behind
         return not is_busy and (self._is_new or self._awaits_head or self._reader.in_message)
 
     def drain(self, *, rejects_incomplete: bool = False) -> None:
@@ -339,7 +350,9 @@ class ClientConnection(asyncio.Protocol):
         ``rejects_incomplete``: an incomplete request is rejected.
         """
         reader = self._reader
-        if self._is_closing or self._exchange or reader.queue or (self.awaits_request and not rejects_incomplete):
+        if self._is_closing or self._exchange or self._is_behind:
+            return
+        if self.awaits_request and not rejects_incomplete:
             return
         if reader.in_message:
             reader.reject(RejectedRequestError(503, "this router is shutting down", retry_after_s=1, must_close=True))
@@ -360,12 +373,24 @@ class ClientConnection(asyncio.Protocol):
         router.deadlines.arm(self, max(limits.keep_alive_timeout_s, limits.header_timeout_s))
 
     def data_received(self, data: bytes) -> None:
-        reader, router = self._reader, self._router
+        router = self._router
         if len(data) >= READ_BYTES:
             self.transport.pause_reading()
             router.loop.call_soon(self._resume_after_large_read)
-        if reader.ignores_input:
+        if self._reader.ignores_input:
             return
+        if not self._unparsed and not router.turns.is_over():
+            self._read(data)
+            return
+        self._unparsed += data
+        router.turns.defer(self, len(self._unparsed))
+        if len(self._unparsed) > MAX_UNPARSED_BYTES and not self._reading_paused:
+            self._reading_paused = True
+            self.transport.pause_reading()
+
+    def _read(self, data: bytes) -> None:
+        """Handle received bytes, behind which nothing else waits to be parsed."""
+        reader, router = self._reader, self._router
         is_free = self._exchange is None and not (reader.in_message or reader.queue or self.is_full)
         if is_free and (match := router.request_head_cache.find(data, self._latest)) is not None:
             self._latest, body, values = match
@@ -373,11 +398,39 @@ class ClientConnection(asyncio.Protocol):
                 self._handle_cached(self._latest.head, body, values)
                 return
         self._is_new = False
-        reader.feed(data)
         self._pipelined_bytes += len(data)  # until nothing is queued any more
-        if is_free:
+        if len(data) <= PIECE_PARSED_BYTES:
+            reader.feed(data)
+        else:
+            self._unparsed = data
+            self._parse()
+        if is_free and not self._unparsed:
             reader.learn(data)
         self._continue()
+
+    def _parse(self) -> None:
+        """Parse what was received, until enough is queued or other connections have to continue."""
+        reader, unparsed, at = self._reader, memoryview(self._unparsed), 0
+        while at < len(unparsed) and not reader.ignores_input:
+            size = reader.piece_bytes()
+            reader.feed(unparsed[at : at + size])
+            at += size
+            if len(reader.queue) >= MAX_QUEUED or self._router.turns.is_over():
+                break
+        self._unparsed = b"" if reader.ignores_input else bytes(unparsed[at:])
+
+    def on_turn(self) -> None:
+        """Go on with what had to wait for other connections."""
+        reader = self._reader
+        if self._is_closing or reader.ignores_input:
+            self._unparsed = b""
+        if self._unparsed and not (self._exchange or reader.queue or reader.in_message or self.is_full):
+            data, self._unparsed = self._unparsed, b""
+            self._read(data)
+            if self._reading_paused and not self._is_closing:
+                self._continue()
+        else:
+            self._continue()
 
     def eof_received(self) -> None:
         self._cancel()
@@ -386,6 +439,7 @@ class ClientConnection(asyncio.Protocol):
         self._is_closing = True
         self._router.closed[self._close_reason] += 1
         self._reader.close()
+        self._unparsed = b""
         self._router.clients.discard(self)
         self._router.connection_limit.leave(self)
         self._router.deadlines.disarm(self)
@@ -410,6 +464,8 @@ class ClientConnection(asyncio.Protocol):
             if not self._is_closing:
                 self._close_reason = CloseReason.UNREAD
             self.transport.abort()
+        elif self._unparsed:
+            self._router.deadlines.arm(self, self._router.limits.header_timeout_s)
         elif reader.in_message:
             part = "body" if reader.head else "head"
             reader.reject(RejectedRequestError(408, f"the request's {part} did not arrive in time", must_close=True))
@@ -424,14 +480,21 @@ class ClientConnection(asyncio.Protocol):
     # --- one request after the other ---
 
     def _continue(self) -> None:
-        """Handle queued requests, pace reading, and set the deadline for the client's next request or bytes."""
+        """Handle what was received, pace reading, and set the deadline for the client's next request or bytes."""
         if self._is_advancing:
             return
-        reader = self._reader
+        reader, turns = self._reader, self._router.turns
         if reader.queue:
+            self._advance()
+        while self._unparsed and not (self._is_closing or self._exchange or reader.queue or self.is_full):
+            if turns.is_over():
+                break
+            self._parse()
             self._advance()
         if self._is_closing:
             return
+        if self._is_behind and not (self._exchange or self.is_full):
+            turns.defer(self, len(self._unparsed) + MAX_UNPARSED_BYTES)
         if reader.wants_continue and reader.head is not None and not (self._exchange or reader.queue):
             reader.wants_continue = False
             if not reader.body_bytes:
@@ -442,14 +505,12 @@ class ClientConnection(asyncio.Protocol):
 
     def _advance(self) -> None:
         """Handle queued requests until one has to wait for a replica, or other connections have to continue."""
-        queue = self._reader.queue
+        queue, turns = self._reader.queue, self._router.turns
         self._is_advancing = True
-        for _ in range(RESPONSES_PER_ITERATION):
-            if not queue or self._exchange is not None or self.is_full or self._is_closing:
-                break
+        while queue and not (self._exchange is not None or self.is_full or self._is_closing):
             self._handle(queue.popleft())
-        else:
-            self._router.loop.call_soon(self._continue)
+            if turns.is_over():
+                break
         self._is_advancing = False
 
     def _handle_cached(self, head: RequestHead, body: bytes, values: list[bytes]) -> None:
@@ -491,14 +552,20 @@ class ClientConnection(asyncio.Protocol):
         self.respond(request, rejection.response(path), keep_alive=keep_alive)
         self.on_exchange_ended(keep_alive=keep_alive)
 
+    @property
+    def _is_behind(self) -> bool:
+        """Whether received requests wait here."""
+        return bool(self._reader.queue or self._unparsed)
+
     def _pace_reading(self) -> None:
         """Stop reading a client that has sent many requests ahead or reads no responses, and resume later."""
         queue = self._reader.queue
         is_ahead = bool(queue) if self._exchange is None else self._pipelined_bytes > MAX_PIPELINED_BYTES
+        is_ahead = is_ahead or bool(self._unparsed)
         if is_ahead and not self._reading_paused:
             self._reading_paused = True
             self.transport.pause_reading()
-        elif self._exchange is None and not queue:
+        elif self._exchange is None and not self._is_behind:
             self._pipelined_bytes = 0
             if self._reading_paused:
                 self._reading_paused = False

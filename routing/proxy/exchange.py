@@ -21,7 +21,7 @@ from routing.http.usage import begins_with_error, has_abort, has_token_event, is
 from routing.log import defect
 from routing.observability.decision_log import structure_json
 from routing.observability.metrics import Outcome
-from routing.prompt.parsing import LARGE_BYTES, with_usage_requested, without_member
+from routing.prompt.parsing import with_usage_requested, without_member
 from routing.proxy.admission import PROMPT_PATHS, RESPONSES, admit_request, rejection_of, with_response_id
 from routing.proxy.prefill_leg import REJECTED, RETRIED, PrefillLeg, check_parameters
 from routing.proxy.response_relay import (
@@ -177,7 +177,7 @@ class Exchange:
             self._lookup, self._pool, self._group = lookup, lookup.pool, lookup.group
             self._respond_from_cache(lookup)
             return
-        if len(self._request.body) > LARGE_BYTES and self._request.head.path in PROMPT_PATHS:
+        if self._request.is_large and self._request.head.path in PROMPT_PATHS:
             self._read_large_body()
         else:
             self._admit(None)
@@ -186,8 +186,11 @@ class Exchange:
     def _read_large_body(self) -> None:
         self._enter(READING)
         path, body = PROMPT_PATHS[self._request.head.path], self._request.body
+        grant = self._request.grant
         try:
-            self._pending_body = self._services.large_bodies.read(path, body, self.on_body_read, self.on_body_rejected)
+            self._pending_body = self._services.large_bodies.read(
+                path, body, self.on_body_read, self.on_body_rejected, owner=grant.name if grant else None
+            )
         except RejectedRequestError as rejection:
             self._reject(rejection)
 

@@ -1,9 +1,14 @@
 """Reads large request bodies in another process: ``python -m routing.proxy.large_bodies``, started by its router.
 
 Theory of operation. Decoding a body holds Python's global lock to its end, in whatever thread: 8 MiB of numbers take
-0.3 s, in which no other request would be served. So bodies of more than ``LARGE_BYTES`` wait here, in order, for
-another process, which starts with the first of them. It is killed if one body takes more than ``READ_S``. The body that
-it was reading when it ended is rejected and not read again; the others go to the next process.
+0.3 s, in which no other request would be served. So large bodies (``is_large``) wait here for another process, which
+starts with the first of them. It is killed if one body takes more than ``READ_S``. The body that it was reading when it
+ended is rejected and not read again; the others go to the next process.
+
+The order is fair queueing by bytes. A body is due when the process has read as many bytes as were read before it came,
+plus its own; bodies of one API key come after each other in this count. So one small body does not wait for all large
+ones before it, nor one key for what another one sends, and each has its turn. A body that waits longer than ``WAIT_S``
+is rejected.
 
 The process reads requests from its standard input and writes results to its standard output, one after the other, until
 its input ends. A request is the index of the path and the body, a result is a pickled part and the canonical prompt;
@@ -21,8 +26,8 @@ import socket
 import struct
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable
+from time import monotonic
 from typing import BinaryIO, Final
 
 from routing.balancing.request import BodyReading, read_body, reduce_body
@@ -34,6 +39,8 @@ from routing.prompt.parsing import Layout, layout_of
 from routing.types import BodyError
 
 MAX_WAITING: Final = 64  # bodies
+MAX_WAITING_OF_ONE: Final = 32  # of one API key
+WAIT_S: Final = 30.0
 READ_S: Final = 10.0  # for one body; the first one waits for the process to start, too
 RETRY_AFTER_S: Final = 1
 NICENESS: Final = 5  # of the process: the event loop goes first if there are few cores
@@ -50,7 +57,7 @@ logger = logging.getLogger(__name__)
 class PendingBody:
     """A body that is to be read. One of the two callbacks gets the result, unless the body is cancelled."""
 
-    __slots__ = ("body", "is_cancelled", "on_read", "on_rejected", "path")
+    __slots__ = ("body", "due", "is_cancelled", "on_read", "on_rejected", "owner", "path", "queued_at")
 
     def __init__(
         self,
@@ -58,8 +65,12 @@ class PendingBody:
         body: bytes,
         on_read: Callable[[BodyReading], None],
         on_rejected: Callable[[BodyError | RejectedRequestError], None],
+        owner: str | None,
     ) -> None:
         self.path = path
+        self.owner = owner
+        self.due = 0  # bytes that the process reads before
+        self.queued_at = monotonic()
         self.body = body
         self.on_read = on_read
         self.on_rejected = on_rejected
@@ -74,7 +85,9 @@ class LargeBodies:
     """The queue of large bodies, and the process that reads them."""
 
     def __init__(self) -> None:
-        self._waiting: deque[PendingBody] = deque()
+        self._waiting: list[PendingBody] = []  # in the order in which they came
+        self._read_bytes = 0  # by the process, all in all
+        self._due: dict[str, int] = {}  # of the latest body of each key
         self._process: subprocess.Popen[bytes] | None = None
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -85,11 +98,19 @@ class LargeBodies:
         body: bytes,
         on_read: Callable[[BodyReading], None],
         on_rejected: Callable[[BodyError | RejectedRequestError], None],
+        *,
+        owner: str | None = None,
     ) -> PendingBody:
-        """Queue a body; RejectedRequestError if too many wait."""
-        if len(self._waiting) >= MAX_WAITING:
+        """Queue a body; RejectedRequestError if too many wait. ``owner``: the name of its API key."""
+        self._waiting = [waiting for waiting in self._waiting if not waiting.is_cancelled]
+        of_owner = owner is not None and sum(waiting.owner == owner for waiting in self._waiting)
+        if len(self._waiting) >= MAX_WAITING or of_owner >= MAX_WAITING_OF_ONE:
             raise RejectedRequestError(503, "too many large bodies wait to be read", retry_after_s=RETRY_AFTER_S)
-        pending = PendingBody(path, body, on_read, on_rejected)
+        pending = PendingBody(path, body, on_read, on_rejected, owner)
+        pending.due = self._read_bytes + len(body)
+        if owner is not None:
+            self._due = {key: due for key, due in self._due.items() if due > self._read_bytes}
+            pending.due = self._due[owner] = max(pending.due, self._due.get(owner, 0) + len(body))
         self._waiting.append(pending)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._read_all())
@@ -104,11 +125,23 @@ class LargeBodies:
     async def _read_all(self) -> None:
         try:
             while self._waiting:
-                pending = self._waiting.popleft()
+                pending = min(self._waiting, key=lambda waiting: waiting.due)
+                self._waiting.remove(pending)
                 if not pending.is_cancelled:
+                    self._read_bytes += len(pending.body)
                     await self._read(pending)
+                self._reject_late()
         finally:
             self._task = None
+
+    def _reject_late(self) -> None:
+        """Reject what has waited too long; a body that is being read takes ``READ_S`` at most."""
+        since = monotonic() - WAIT_S
+        late = [pending for pending in self._waiting if pending.queued_at < since and not pending.is_cancelled]
+        self._waiting = [pending for pending in self._waiting if pending.queued_at >= since]
+        for pending in late:
+            message = f"the body has waited {WAIT_S:g} s to be read"
+            pending.on_rejected(RejectedRequestError(503, message, retry_after_s=RETRY_AFTER_S))
 
     async def _read(self, pending: PendingBody) -> None:
         result: BodyReading | BodyError | RejectedRequestError

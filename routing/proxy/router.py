@@ -16,7 +16,7 @@ from routing.balancing.placement import Placement
 from routing.balancing.replicas import target_ids
 from routing.health.checks import ActiveFleet, Balancer, CheckTarget, joined_replicas
 from routing.http.auth import AccessControl
-from routing.http.loop import Deadlines, WriteBuffer
+from routing.http.loop import Deadlines, Turns, WriteBuffer
 from routing.http.request import Request, RequestHead
 from routing.http.response import (
     VARYING_REQUEST_HEADERS,
@@ -140,6 +140,7 @@ class Router:
         self.loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(self.loop)
         self.write_buffer = WriteBuffer(self.loop)
+        self.turns = Turns(self.loop, self.write_buffer)
         self.request_head_cache = HeaderCache[RequestHead](VARYING_REQUEST_HEADERS)
         self.response_head_cache = HeaderCache[ResponseHead](VARYING_RESPONSE_HEADERS)
         self.limits = Limits()

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from routing.observability.metrics import PREFIX, header, labels
-from routing.prompt.parsing import LARGE_BYTES
 from routing.response_cache.evidence import uses_semantic_caches
 from routing.response_cache.keys import CacheKey, CacheKeys, Scope, key_of_name
 from routing.response_cache.memory import MEMORY_S, Entry, MemoryLevel, StorePurge, body_for, entry_of, pattern_of
@@ -315,7 +314,7 @@ class ResponseCaches:
 
         Requests that may belong to a task group with a cache get a digest; large ones are never cached.
         """
-        if (self._names is not None and request.head.task_group not in self._names) or len(request.body) > LARGE_BYTES:
+        if (self._names is not None and request.head.task_group not in self._names) or request.is_large:
             return None
         request.cache_digest = digest = self._keys.digest_of(request)
         known = self._memo.get(digest)

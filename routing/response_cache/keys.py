@@ -20,7 +20,6 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from routing.log import defect
-from routing.prompt.parsing import LARGE_BYTES
 from routing.schema import CacheWhen, ResponseCache, derived_key, entry_prefix
 from routing.types import BodyError
 
@@ -204,7 +203,7 @@ class RequestDigests:
 
     def digest_of(self, request: Request, prompt: bytes, scope: Scope) -> int | None:
         """64 bits that identify the entry of a request; None if no cache could answer it."""
-        if len(request.body) > LARGE_BYTES:
+        if request.is_large:
             return None
         try:
             key = self._keys.key_of(request, scope, _DEFAULTS)

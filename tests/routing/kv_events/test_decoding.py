@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from routing.kv_events.decoding import (
+    MAX_EVENT_BLOCKS,
     MAX_PAYLOAD_BYTES,
     AllBlocksCleared,
     BlockRemoved,
@@ -215,3 +216,10 @@ def test_damaged_payloads_never_raise_anything_else(name: str) -> None:
                 damaged[rng.randrange(len(damaged))] = rng.randrange(256)
             with suppress(MalformedEventsError):
                 decode_batch(bytes(damaged[: rng.randint(0, len(damaged))] if rng.random() < 0.3 else damaged))
+
+
+@pytest.mark.parametrize("event", [stored(), {"type": "BlockRemoved", "block_hashes": []}])
+def test_an_event_of_too_many_blocks_is_rejected(event: dict[str, Any]) -> None:
+    assert decoded(event | {"block_hashes": list(range(MAX_EVENT_BLOCKS))})
+    with pytest.raises(MalformedEventsError, match="block_hashes"):
+        decoded(event | {"block_hashes": list(range(MAX_EVENT_BLOCKS + 1))})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -205,3 +208,40 @@ def test_the_number_of_known_blocks_is_bounded() -> None:
     assert len(blocks) == blocks.blocks == 50
     assert len(blocks.remove(removed(*range(450, 500)))) == 50
     assert len(blocks) == 0
+
+
+def cpu_s_of(work: Callable[[], object]) -> float:
+    began = thread_time()
+    work()
+    return thread_time() - began
+
+
+@pytest.mark.parametrize("have_equal_hashes", [True, False])
+def test_blocks_above_the_limit_cost_no_more_than_blocks_below_it(have_equal_hashes: bool) -> None:
+    """The oldest of a dictionary was searched past all deleted ones: 56 times the time at this limit."""
+    limit = 1 << 16
+    blocks = EngineBlocks(limit) if have_equal_hashes else engine(limit)
+
+    def store(first: int) -> None:
+        for number in range(first, first + 30_000, 4):
+            blocks.store(stored([number, number + 1, number + 2, number + 3], [number] * 8), 0.0)
+
+    below_s = min(cpu_s_of(lambda first=first: store(first)) for first in (0, 30_000))  # type: ignore[misc]
+    store(60_000)
+    above_s = min(cpu_s_of(lambda first=first: store(first)) for first in (90_000, 120_000, 150_000))  # type: ignore[misc]
+    assert above_s <= 6 * below_s
+    assert limit * 0.99 < len(blocks) <= limit
+
+
+def test_the_blocks_of_one_run_are_removed_in_any_order_in_linear_time() -> None:
+    def remove_s(count: int) -> float:
+        blocks = EngineBlocks(1 << 20)
+        hashes = list(range(count))
+        blocks.store(stored(hashes, [0] * (2 * count)), 0.0)
+        random.Random(7).shuffle(hashes)
+        took_s = cpu_s_of(lambda: [blocks.remove(removed(hash_)) for hash_ in hashes])
+        assert len(blocks) == 0
+        return took_s
+
+    small_s = min(remove_s(1000) for _ in range(5))
+    assert remove_s(16_000) <= 16 * 6 * small_s

@@ -11,7 +11,7 @@ from routing.balancing.block_index import ServedPrompt
 from routing.balancing.residency import Residency
 from routing.kv_events.decoding import AllBlocksCleared, BlockRemoved, BlockStored
 from routing.kv_events.engine_blocks import StoredRun
-from routing.kv_events.followed_engine import MAX_SERVED, SETTLE_S, FollowedEngine
+from routing.kv_events.followed_engine import MAX_PIECE_BLOCKS, MAX_SERVED, SETTLE_S, FollowedEngine
 from routing.kv_events.known_prompts import MAX_RUNS, KnownPrompt, KnownPrompts, NewKey, RecentRuns
 from routing.types import TargetId
 from tests.fakes.kv_publisher import encoded
@@ -355,3 +355,55 @@ def test_what_waits_and_what_is_known_is_bounded(fleet: Fleet) -> None:
     for number in range(20):
         recent.add(StoredRun([number * 30 + at for at in range(30)], None, 0, range(30), 0.0))
         assert len(recent) <= 3
+
+
+def test_an_event_of_many_blocks_is_applied_in_pieces_as_small_ones_are(fleet: Fleet) -> None:
+    """Other work may run between two pieces."""
+    text = list(range(1000, 1000 + MAX_PIECE_BLOCKS + 400))
+    record = fleet.residency.insert(A, fleet.chain(text), fleet.now_s, len(text) * BLOCK + 1)
+    fleet.now_s += 0.1
+    hashes = fleet.hashes(A, text)
+    tokens = encoded([letter for letter in text for _ in range(BLOCK)])
+    stored = BlockStored(hashes, None, tokens, BLOCK, medium="GPU")
+    assert sum(1 for _ in fleet.engines[A].apply([stored])) >= 2
+    assert len(fleet.engines[A].blocks) == len(text)
+    record.confirm(len(text) * BLOCK + 1, 0, 1)
+    fleet.learn()
+    assert fleet.cached(text, A) == [len(text)]
+    removed = BlockRemoved(hashes[:2:-1], "GPU", 0)
+    assert sum(1 for _ in fleet.engines[A].apply([removed])) >= 2
+    assert fleet.cached(text, A) == [3]
+
+
+def test_a_later_prompts_evicted_block_leaves_the_blocks_of_a_running_request(fleet: Fleet) -> None:
+    """An engine cannot evict what a running request uses, however long ago that was sent."""
+    fleet.serve(A, [50, 51])
+    running, sent = list(range(100, 140)), fleet.residency
+    record = sent.insert(A, fleet.chain(running), fleet.now_s, len(running) * BLOCK + 1)
+    record.set_running(is_running=True)
+    fleet.store(A, running)
+    fleet.now_s += 5.0
+    fleet.serve(A, [60, 61, 62])
+    fleet.remove(A, [60, 61, 62], 0)
+    assert fleet.cached(running, A) == [40]
+    assert fleet.cached([50, 51], A) == [0]
+
+    record.set_running(is_running=False)
+    fleet.now_s += 5.0
+    fleet.serve(A, [70, 71])
+    fleet.remove(A, [70, 71], 0)
+    assert fleet.cached(running, A) == [0]
+
+
+def test_a_running_request_is_not_forgotten_where_the_capacity_is_estimated() -> None:
+    residency = Residency(block_tokens=BLOCK, run_tokens=BLOCK)
+    residency.add_replica(A, 20 * BLOCK)
+    running = residency.insert(A, list(range(10)), 1.0, 10 * BLOCK)
+    running.set_running(is_running=True)
+    for number in range(1, 20):
+        residency.insert(A, [1000 * number + block for block in range(5)], 1.0 + number, 5 * BLOCK)
+    replica = residency.replica(A)
+    assert replica is not None
+    assert residency.match(list(range(10))).tokens(replica.bit, 1000) == 10 * BLOCK
+    residency.clear(A)
+    assert residency.match(list(range(10))).tokens(replica.bit, 1000) == 0

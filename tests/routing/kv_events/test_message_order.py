@@ -6,11 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from routing.balancing.block_index import ServedPrompt
 from routing.balancing.residency import Residency
-from routing.kv_events.followed_engine import FollowedEngine
+from routing.kv_events.followed_engine import MAX_UNREPORTED, MIN_UNREPORTED_TOKENS, UNREPORTED_S, FollowedEngine
 from routing.kv_events.known_prompts import KnownPrompts
 from routing.kv_events.message_order import (
+    LOSSES_S,
     MAX_FAILURES,
+    MAX_LOSSES,
     MAX_WAITING_BYTES,
     PAUSE_S,
     MessageOrder,
@@ -286,3 +289,37 @@ def removed_all(count: int):
     from routing.kv_events.decoding import BlockRemoved
 
     return BlockRemoved(list(range(count)), "GPU", 0)
+
+
+def test_gap_after_gap_is_a_fault_of_the_stream_until_it_is_opened_again() -> None:
+    stream = connected(0, can_replay=False)
+    for number in range(2, 2 * MAX_LOSSES, 2):
+        stream.sees(number)
+        assert not stream.order.fault
+    stream.sees(2 * MAX_LOSSES)
+    assert f"{MAX_LOSSES} gaps" in stream.order.fault
+    stream.order.on_disconnected()
+    stream.order.on_connected()
+    assert not stream.order.fault
+
+
+def test_rare_gaps_are_no_fault() -> None:
+    stream = connected(0, can_replay=False)
+    for number in range(2, 40, 2):
+        stream.now_s += LOSSES_S / (MAX_LOSSES - 1) + 1
+        stream.sees(number)
+        assert not stream.order.fault
+
+
+def test_an_engine_that_serves_prompts_and_publishes_nothing_is_a_fault() -> None:
+    stream = connected(0, can_replay=False)
+    served = ServedPrompt([1], stream.now_s, 16.0, MIN_UNREPORTED_TOKENS + 100, 100, 5)
+    cached = ServedPrompt([1], stream.now_s, 16.0, 5000, 4990, 5)
+    for _ in range(MAX_UNREPORTED):
+        stream.order.engine.on_response(served)
+        stream.order.engine.on_response(cached)
+    assert not stream.order.fault
+    stream.now_s += UNREPORTED_S + 0.1
+    assert f"no event for {MAX_UNREPORTED} responses" in stream.order.fault
+    stream.sees(1)
+    assert not stream.order.fault

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import zmq
 
 from routing.balancing.residency import Residency
 from routing.kv_events.subscriptions import KvEventSubscriptions
+from routing.kv_events.zmtp import greeting_and_ready, message
 from routing.schema import (
     KvEvents,
     LowestCostSettings,
@@ -376,3 +377,34 @@ async def test_metrics_show_every_stream() -> None:
     assert f"warmpath_router_kv_events_blocks{labels} 1" in text
     assert f"warmpath_router_kv_events_gaps_total{labels} 0" in text
     assert json.dumps(row())
+
+
+async def test_a_length_of_one_wrong_bit_ends_the_stream_and_the_estimate_takes_over() -> None:
+    """The stream was "following" and "complete" for ever, while everything later was thrown away."""
+    connected = asyncio.Event()
+
+    async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting_and_ready(b"PUB"))
+        payload = payload_of([stored([1], [1] * 4)])
+        writer.write(message([b"kv@x", bytes(8), payload]))
+        await connected.wait()
+        writer.write(b"\x02" + (1 << 62).to_bytes(8, "big"))
+        with suppress(ConnectionError):
+            while await reader.read(1000):
+                writer.write(b"x" * 100)
+        writer.close()
+
+    async with await asyncio.start_server(engine, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        events = KvEvents(endpoint=f"tcp://127.0.0.1:{port}", topic="kv@")
+        replica = ReplicaConfig(name="a", url="http://127.0.0.1:1", kv_events=events)
+        configuration, router = config_of(pool(LowestCostSettings(), members=(replica,))), Router()
+        router.subscriptions.configure(configuration)
+        try:
+            await until(lambda: router.row(configuration)["blocks"] == 1, "the first block")
+            connected.set()
+            await until(lambda: router.row(configuration)["state"] == "estimated", "the end of the stream")
+            await until(lambda: router.row(configuration)["reason"] is not None, "the reason")
+            assert "a frame of 4,611,686,018,427,387,904 bytes" in router.row(configuration)["reason"]
+        finally:
+            router.subscriptions.close()

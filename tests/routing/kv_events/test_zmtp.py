@@ -10,10 +10,11 @@ from contextlib import suppress
 import pytest
 
 from routing.kv_events import event_stream
-from routing.kv_events.event_stream import PING_S, PONG_S, Connection
+from routing.kv_events.event_stream import MESSAGE_S, PING_S, PONG_S, Connection
 from routing.kv_events.zmtp import (
     GREETING_BYTES,
     MAX_FRAMES,
+    MAX_SKIPPED_BYTES,
     PING,
     ProtocolError,
     Receiver,
@@ -156,3 +157,33 @@ def test_a_peer_that_never_gets_ready_is_lost() -> None:
         with pytest.raises(TimeoutError):
             connection.check(event_stream.CONNECT_S + 0.01)
         connection.close()
+
+
+@pytest.mark.parametrize("size", [1 << 62, MAX_SKIPPED_BYTES + 1])
+def test_a_length_that_no_engine_sends_ends_the_connection(size: int) -> None:
+    """One wrong bit in a length; what follows would be skipped for ever."""
+    receiver = Receiver(LIMIT)
+    receiver.feed(greeting_and_ready(b"PUB") + b"\x02" + size.to_bytes(8, "big") + b"x" * 100)
+    with pytest.raises(ProtocolError, match=f"{size:,} bytes"):
+        receiver.next_message()
+
+
+def test_a_message_that_does_not_end_ends_the_connection_although_bytes_arrive() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = Connection(server.getsockname(), b"SUB", b"", 0.0)
+        peer, _ = server.accept()
+        peer.sendall(greeting_and_ready(b"PUB") + b"\x02" + (1 << 20).to_bytes(8, "big"))
+        now_s, reason = 0.0, ""
+        while not reason and now_s < 10 * MESSAGE_S:
+            peer.sendall(b"x")
+            connection.receive(now_s)
+            assert connection.next_message() is None
+            try:
+                connection.check(now_s)
+            except ProtocolError as error:
+                reason = str(error)
+            now_s += 0.1
+        assert "did not end" in reason
+        assert now_s >= MESSAGE_S
+        connection.close()
+        peer.close()

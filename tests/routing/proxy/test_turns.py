@@ -1,0 +1,213 @@
+"""Whatever clients send, the event loop is held for milliseconds only, so that others wait for little.
+
+Measured is the CPU time of the loop's thread in one iteration, which no busy machine can prolong. A health check waits
+for the end of the iteration in which it arrives, and is among the first in the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from time import thread_time
+from typing import Any
+
+import pytest
+
+from routing.prompt.parsing import COUNTED_BYTES, MAX_INLINE_CONTAINERS, is_large
+from routing.schema import Limits
+from tests.fakes.replica import FakeReplica, answering
+from tests.pace import cpu_slowness
+from tests.routing.proxy.harness import CHAT, RawClient, api_key, config, get, post, routed, with_keys
+
+CONNECTIONS = 50
+SIZE = 256 << 10
+MAX_WAIT_S = 0.010  # of a health check
+ITERATIONS = 150
+COMPLETIONS = b"/v1/completions"
+
+
+def filled(start: bytes, item: bytes, end: bytes, size: int = SIZE) -> bytes:
+    count = (size - len(start) - len(end)) // len(item)
+    return start + item * (count - 1) + item.rstrip(b",") + end
+
+
+def chunked(body: bytes, head: bytes = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n") -> bytes:
+    return (
+        head + b"Transfer-Encoding: chunked\r\n\r\n" + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    )
+
+
+TINY = get(b"/a")
+PIPELINED = {
+    "no such path": TINY * (SIZE // len(TINY)),
+    "health": get(b"/health") * (SIZE // len(get(b"/health"))),
+    "no key": post(CHAT, b"{}") * (SIZE // len(post(CHAT, b"{}"))),
+    "upgrades": get(b"/a", [b"Connection: upgrade", b"Upgrade: x"]) * 3000,
+    "chunks": chunked(b"x" * (SIZE // 6)),
+    "headers": b"GET /a HTTP/1.1\r\n" + b"X: y\r\n" * (SIZE // 6),
+    "empty lines": b"\r\n" * (SIZE // 2),
+}
+MODEL = b'"model":"none"'  # which no pool has: the body is read, and no replica gets it
+BODIES = {
+    "nested lists": (COMPLETIONS, filled(b"{" + MODEL + b',"prompt":[', b"[1],", b"]}")),
+    "small nested lists": (COMPLETIONS, filled(b"{" + MODEL + b',"prompt":[', b"[1],", b"]}", COUNTED_BYTES)),
+    "lists in tools": (CHAT, filled(b"{" + MODEL + b',"messages":[],"tools":[', b"[[]],", b"]}")),
+    "empty messages": (CHAT, filled(b"{" + MODEL + b',"messages":[', b"{},", b"]}", 200_000)),
+    "texts": (COMPLETIONS, filled(b"{" + MODEL + b',"prompt":[', b'"",', b"]}", 190_000)),
+    "documents": (b"/v1/rerank", filled(b"{" + MODEL + b',"query":"a","documents":[', b'"",', b"]}", 190_000)),
+    "items": (b"/v1/responses", filled(b"{" + MODEL + b',"input":[', b'{"role":"a"},', b"]}")),
+    "token ids": (COMPLETIONS, filled(b"{" + MODEL + b',"prompt":[', b"1,", b"]}", 64 << 10)),
+}
+
+
+class Flood:
+    """A connection that sends the same again and again, and reads all responses; another one after its end."""
+
+    def __init__(self, port: int, data: bytes) -> None:
+        self._port = port
+        self._data = data
+        self._is_over = threading.Event()
+        self._sock = socket.create_connection(("127.0.0.1", port), timeout=5)
+        self._threads = [threading.Thread(target=it, daemon=True) for it in (self._send, self._read)]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(10)
+        self._sock.close()
+
+    def _send(self) -> None:
+        while not self._is_over.is_set():
+            try:
+                self._sock.sendall(self._data)
+            except OSError:
+                with suppress(OSError):
+                    self._sock.close()
+                    time.sleep(0.1)  # connections themselves are not what is tested
+                    self._sock = socket.create_connection(("127.0.0.1", self._port), timeout=5)
+
+    def _read(self) -> None:
+        while not self._is_over.is_set():
+            with suppress(OSError):
+                if not self._sock.recv(1 << 20):
+                    time.sleep(0.001)
+
+
+@contextmanager
+def flooded(port: int, data: bytes) -> Iterator[None]:
+    """Connections that send ``data`` from threads of their own."""
+    floods = [Flood(port, data) for _ in range(CONNECTIONS)]
+    try:
+        yield
+    finally:
+        for flood in floods:
+            flood.stop()
+        for flood in floods:
+            flood.join()
+
+
+@asynccontextmanager
+async def iterations() -> AsyncIterator[list[float]]:
+    """CPU seconds of each iteration of the running loop, while the block runs."""
+    loop, took_s, last = asyncio.get_running_loop(), [], thread_time()
+
+    def count() -> None:
+        nonlocal last
+        now = thread_time()
+        took_s.append(now - last)
+        last = now
+        handle[0] = loop.call_soon(count)
+
+    gc.collect()
+    gc.disable()  # a collection of the test process takes longer than an iteration
+    handle = [loop.call_soon(count)]
+    try:
+        yield took_s
+    finally:
+        handle[0].cancel()
+        gc.enable()
+
+
+async def longest_wait_s(harness: Any, data: bytes) -> float:
+    """CPU time of an iteration while clients send ``data``, which 95 % do not exceed."""
+    with flooded(harness.port, data):
+        async with harness.connect() as client, iterations() as took_s:
+            answered = 0
+            while len(took_s) < ITERATIONS or answered < 5:
+                await client.send(get(b"/health"))
+                assert (await client.read_response()).status == 200
+                answered += 1
+    return sorted(took_s)[int(0.95 * len(took_s))]
+
+
+@pytest.mark.parametrize("shape", PIPELINED)
+async def test_clients_without_a_key_hold_nobody_up(shape: str, replica: FakeReplica) -> None:
+    async with routed(with_keys([replica], api_key())) as harness:
+        assert await longest_wait_s(harness, PIPELINED[shape]) <= MAX_WAIT_S * cpu_slowness()
+
+
+@pytest.mark.parametrize("shape", BODIES)
+async def test_bodies_of_many_values_hold_nobody_up(shape: str, replica: FakeReplica) -> None:
+    path, body = BODIES[shape]
+    whole = config([replica], models=("tiny",))
+    async with routed(whole) as harness:
+        assert await longest_wait_s(harness, post(path, body)) <= MAX_WAIT_S * cpu_slowness()
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"[" * COUNTED_BYTES, False),
+        (b"{" * (MAX_INLINE_CONTAINERS + 1) + b" " * COUNTED_BYTES, True),
+        (b'"' + b"[" * COUNTED_BYTES + b'"', False),
+        (b'"",' * COUNTED_BYTES, True),
+        (b"a" * SIZE, False),
+        (b"a" * (SIZE + 1), True),
+    ],
+)
+def test_a_body_is_large_by_its_bytes_or_by_its_values(body: bytes, expected: bool) -> None:
+    assert is_large(body) is expected
+
+
+async def test_pipelined_requests_are_all_answered_in_order(replica: FakeReplica) -> None:
+    """Many more than one iteration handles, between requests that a replica answers, cut anywhere."""
+    replica.script = answering(b'{"usage":{"prompt_tokens":1}}')
+    many = b"".join(get(b"/health") * 40 + get(b"/none") for _ in range(50))
+    sent = post(CHAT) + many + post(CHAT) + many
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        sending = asyncio.create_task(in_pieces(client, sent))
+        expected = [200, *([200] * 40 + [404]) * 50] * 2
+        assert [(await client.read_response()).status for _ in expected] == expected
+        await sending
+        await harness.at_rest()
+
+
+async def in_pieces(client: RawClient, data: bytes) -> None:
+    sizes, at = (1, 5000, 70_000, 300_000), 0
+    while at < len(data):
+        size = sizes[at % len(sizes)]
+        await client.send(data[at : at + size])
+        at += size
+
+
+async def test_a_body_in_many_pieces_arrives_whole(replica: FakeReplica) -> None:
+    replica.script = answering(b"{}")
+    bodies = [b'{"model":"tiny","prompt":"%b"}' % (b"x" * size) for size in (100, 3000, 70_000, 300_000, 1_000_000)]
+    limits = Limits(max_body_bytes=2 << 20)
+    async with routed(config([replica], limits=limits)) as harness, harness.connect() as client:
+        await client.send(b"".join(post(COMPLETIONS, body) + chunked(body[:5000]) for body in bodies))
+        for body in bodies:
+            assert (await client.read_response()).status == 200
+            assert (await client.read_response()).status == (200 if len(body) < 5000 else 400)
+    assert [call.body for call in replica.calls if len(call.body) > 5000] == bodies[2:]
