@@ -19,6 +19,7 @@ from telemetry.models.notification import (
     Notification,
     NotificationKind,
     NotificationState,
+    OutboxState,
     ShortLink,
 )
 from telemetry.models.prediction import OPEN_PREDICTIONS, Prediction, PredictionState
@@ -47,6 +48,7 @@ __all__ = [
     "Notification",
     "NotificationKind",
     "NotificationState",
+    "OutboxState",
     "Prediction",
     "PredictionState",
     "ReadPool",

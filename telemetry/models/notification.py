@@ -6,6 +6,7 @@ import uuid
 
 from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
+from django.contrib.postgres.indexes import GinIndex
 from django.db import models
 from django.db.models import CheckConstraint, Q, TextChoices, UniqueConstraint
 from django.db.models.functions import Now
@@ -96,6 +97,7 @@ class Notification(models.Model):
             models.Index(
                 fields=["channel", "number"], condition=models.Q(state="pending"), name="notification_pending"
             ),
+            GinIndex(fields=["alert_ids"], name="notification_alerts", fastupdate=False),
             models.Index(fields=["-number"], name="notification_number"),
             models.Index(fields=["-created_at", "-id"], name="notification_created_at"),
         )
@@ -113,6 +115,16 @@ class Notification(models.Model):
         """Whether it was not delivered yet and an attempt failed, or will never be."""
         is_waiting = self.state == NotificationState.PENDING and self.can_be_sent_now
         return is_waiting or self.state == NotificationState.FAILED
+
+
+class OutboxState(models.Model):
+    """One row: what a delivery run found when it last read the outbox, for pages. No row: none ever ran."""
+
+    read_at = models.DateTimeField()
+    due_since = models.DateTimeField(null=True)  # of the message that was due longest; None: none was due
+
+    def __str__(self) -> str:
+        return f"read at {self.read_at:%F %T}"
 
 
 class DeliveryAttempt(models.Model):

@@ -23,6 +23,7 @@ from django.conf import settings
 from django.core.exceptions import EmptyResultSet
 from django.db import DatabaseError, connection
 from django.db.models import Count, DateTimeField, F, FloatField, Max, Min, Q, QuerySet, Value
+from django.db.models.functions import Least
 from django.utils import timezone
 
 from controlplane.isolation import EXPIRES, failing_items, is_late, worker_silence_s
@@ -31,9 +32,18 @@ from controlplane.services.snapshots import newest_snapshot
 from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import evaluate
 from telemetry.metrics.windows import ReachableShare, Window
-from telemetry.models import Alert, AlertRule, Notification, NotificationState, RuleKind, ScrapeShard, ScrapeState
+from telemetry.models import (
+    Alert,
+    AlertRule,
+    Notification,
+    NotificationState,
+    OutboxState,
+    RuleKind,
+    ScrapeShard,
+    ScrapeState,
+)
 from telemetry.services.lab.scaling import PoolScaling, scaling_of
-from telemetry.services.notifications.outbox import deliver_due, due_notifications
+from telemetry.services.notifications.outbox import deliver_due
 from telemetry.storage.locks import EVALUATE, advisory_lock
 from telemetry.storage.reachable import MIN_WINDOW, reachable_by_pool
 
@@ -227,7 +237,7 @@ def _schedule_query() -> tuple[str, tuple[Any, ...]]:
     failures = ItemFailure.objects.filter(at__gt=_COMPILED_AT - EXPIRES)
     rows = _grouped(ScrapeShard.objects.all(), Value(SCRAPING), Min("due_at"), Max("lag_s")).union(
         _grouped(rules, Value(EVALUATING), Min("evaluated_at"), zero),
-        _grouped(due_notifications(_COMPILED_AT), Value(DELIVERING), Min("next_at"), zero),
+        _grouped(OutboxState.objects.all(), Value(DELIVERING), Min(Least("read_at", "due_since")), zero),
         _grouped(WorkerLiveness.objects.all(), Value(WORKER), Min("seen_at"), zero),
         _grouped(failures, F("task"), Min("since"), Count("pk", output_field=FloatField())),
         all=True,

@@ -7,8 +7,12 @@ again, under the same id, by which the receiver recognizes a duplicate. A result
 the newest one, so a worker that was merely slow changes nothing later.
 
 One thread claims rows and stores results; several threads send messages and do not use the database. At most
-``MAX_PER_CHANNEL`` messages are sent to one channel at a time, so a receiver that hangs delays no others. Of a
+``MAX_PER_CHANNEL`` messages are sent to one channel at a time (other runs' as they were read last), so a receiver that
+hangs delays no others. Of a
 channel's messages about an alert, only the oldest pending one can be claimed, so messages arrive in order.
+
+Which messages these are is read for many at a time (``DueMessages``), because it takes a look at the whole outbox: a
+receiver that returns after a day makes thousands due at once. What pages show is stored then (``OutboxState``).
 
 Locks are taken in one order: the channel, the notification, its attempts, the logs (``enqueue.lock_channels``). Each
 result is a transaction of its own, which is repeated if PostgreSQL aborts it.
@@ -17,16 +21,18 @@ result is a transaction of its own, which is repeated if PostgreSQL aborts it.
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
-from django.db import transaction
-from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery
-from django.db.models.functions import Coalesce
+from django.db import connection, transaction
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from controlplane.celery import wake
@@ -45,6 +51,7 @@ from telemetry.models import (
     Notification,
     NotificationKind,
     NotificationState,
+    OutboxState,
 )
 from telemetry.services.notifications.channels import disable_channel, open_config, redact_secrets, send
 
@@ -54,7 +61,9 @@ LEASE_S = 60.0  # longer than any send may take
 CLAIM_FOR_S = 30.0  # a run claims messages for so long; the next run claims the rest
 CONCURRENCY = 16  # messages being sent in one run
 MAX_PER_CHANNEL = 2  # messages being sent to one channel, in all runs together
-POLL_S = 0.5  # between two checks for due messages while others are being sent
+POLL_S = 0.5  # between two checks for results while messages are being sent
+READ_EVERY_S = 1.0  # at least so often a run reads which messages are due, unless that takes a tenth of its time
+READ_PER_CHANNEL = 500  # due messages of a channel that are read at once
 # Seconds from one attempt to the next (Standard Webhooks): at once, 5 s, 5 min, 30 min, 2 h ... 24 h.
 RETRY_DELAYS_S = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
 MAX_ATTEMPTS = len(RETRY_DELAYS_S) + 1
@@ -123,6 +132,7 @@ class Outcome:
 def deliver_due(clock: Callable[[], datetime] = timezone.now, sender: Send = send) -> int:
     """Send all due messages; the number of attempts. Ends when nothing is due and nothing is being sent."""
     ends_s = time.monotonic() + CLAIM_FOR_S
+    due = DueMessages()
     sending: dict[Future[Outcome], Claim] = {}
     attempts = 0
     with (
@@ -130,42 +140,137 @@ def deliver_due(clock: Callable[[], datetime] = timezone.now, sender: Send = sen
         ThreadPoolExecutor(CONCURRENCY, thread_name_prefix="deliver") as threads,
     ):
         while True:
-            while time.monotonic() < ends_s and len(sending) < CONCURRENCY and (claim := claim_next(clock())):
-                sending[threads.submit(attempt, claim, clock(), sender)] = claim
-                attempts += 1
+            due.read_if_needed(clock())
+            while time.monotonic() < ends_s and (claims := due.claim(CONCURRENCY - len(sending), clock())):
+                sending |= {threads.submit(attempt, claim, clock(), sender): claim for claim in claims}
+                attempts += len(claims)
             if not sending:
                 return attempts
-            for future in wait(sending, POLL_S, FIRST_COMPLETED).done:
-                claim = sending.pop(future)
-                with item(claim.notification.channel.name):  # after an error it is claimed again when its lease expires
-                    record_outcome(claim, future.result(), clock())
+            results = [(sending.pop(each), each.result()) for each in wait(sending, POLL_S, FIRST_COMPLETED).done]
+            for claim, _ in results:
+                due.on_finished(claim.notification.channel_id)
+            recorded = frozenset[UUID]()
+            with item.all_of([claim.notification.channel.name for claim, _ in results]):
+                recorded = record_successes(results, clock())
+            for claim, outcome in results:
+                if claim.notification.pk not in recorded:
+                    with item(claim.notification.channel.name):  # after an error it is claimed again after its lease
+                        record_outcome(claim, outcome, clock())
 
 
-def due_notifications(now: datetime) -> QuerySet[Notification]:
-    """Messages that can be claimed: not leased, the first of their alert, and of a channel below its limit."""
-    is_free = Q(leased_until=None) | Q(leased_until__lte=now)
-    is_enabled = Q(channel__enabled=True) | Q(kind=NotificationKind.TEST)
-    pending = Notification.objects.filter(state=NotificationState.PENDING)
-    of_channel = pending.filter(channel=OuterRef("channel")).order_by()
-    earlier = of_channel.filter(number__lt=OuterRef("number"), alert_ids__overlap=OuterRef("alert_ids"))
-    leased = of_channel.filter(leased_until__gt=now).values("channel").annotate(count=Count("pk")).values("count")
-    below_limit = pending.annotate(in_progress=Coalesce(Subquery(leased), 0)).filter(in_progress__lt=MAX_PER_CHANNEL)
-    return below_limit.filter(is_free, is_enabled, ~Exists(earlier), next_at__lte=now)
+class DueMessages:
+    """The messages that can be claimed, by channel, as they were read last; and how many are being sent."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, deque[tuple[datetime, int, UUID]]] = {}  # by channel, the longest due first
+        self._channels: dict[int, Channel] = {}
+        self._in_progress: Counter[int] = Counter()  # in this run, by channel
+        self._elsewhere: Counter[int] = Counter()  # in other runs, by channel
+        self._finished = set[int]()  # channels with a result since the last read
+        self._read_after = -math.inf
+
+    def read_if_needed(self, now: datetime) -> None:
+        """Read which messages are due, if that is a while ago or a result may have made the next ones claimable."""
+        may_have_next = any(not self._waiting.get(channel) for channel in self._finished)
+        if may_have_next or time.monotonic() >= self._read_after:
+            self._read(now)
+
+    def claim(self, count: int, now: datetime) -> list[Claim]:
+        """Claim up to so many messages, those that have been due longest, and store their attempts."""
+        keys: list[UUID] = []
+        chosen = self._in_progress + self._elsewhere
+        while len(keys) < count:
+            free = [
+                (rows[0], channel)
+                for channel, rows in self._waiting.items()
+                if rows and chosen[channel] < MAX_PER_CHANNEL
+            ]
+            if not free:
+                break
+            _, channel = min(free)
+            keys.append(self._waiting[channel].popleft()[2])
+            chosen[channel] += 1
+        claims: list[Claim] = []
+        for notification in _claim(keys, now) if keys else ():
+            notification.channel = self._channels[notification.channel_id]
+            self._in_progress[notification.channel_id] += 1
+            claims.append(Claim(notification, notification.attempts))
+        return claims
+
+    def on_finished(self, channel: int) -> None:
+        """Note that a message of a channel was sent, or not."""
+        self._in_progress[channel] -= 1
+        self._finished.add(channel)
+
+    def _read(self, now: datetime) -> None:
+        started_s = time.monotonic()
+        self._finished.clear()
+        self._waiting, self._elsewhere = defaultdict(deque), Counter()
+        due_since: list[datetime] = []
+        with connection.cursor() as cursor:
+            cursor.execute(_DUE, {"now": now, "limit": READ_PER_CHANNEL})
+            for key, number, channel, next_at, leased in cursor.fetchall():
+                self._waiting[channel].append((next_at, number, key))
+                self._elsewhere[channel] = max(0, leased - self._in_progress[channel])
+                if leased < MAX_PER_CHANNEL:
+                    due_since.append(next_at)
+        self._channels = Channel.objects.in_bulk(list(self._waiting)) if self._waiting else {}
+        state = OutboxState(pk=1, read_at=now, due_since=min(due_since, default=None))
+        fields = ["read_at", "due_since"]
+        OutboxState.objects.bulk_create([state], update_conflicts=True, unique_fields=["id"], update_fields=fields)
+        finished_s = time.monotonic()
+        self._read_after = finished_s + max(READ_EVERY_S, 10 * (finished_s - started_s))
+
+
+# Of each channel, the messages that can be claimed: due, not leased, and the first of each of their alerts. One pass
+# over the pending messages, whatever the planner knows about them.
+_DUE = """
+with pending as (
+    select id, number, channel_id, kind, next_at, alert_ids, coalesce(leased_until > %(now)s, false) as is_leased
+    from telemetry_notification where state = 'pending'
+),
+ordered as (
+    select id, number, min(number) over (partition by channel_id, alert) as first
+    from pending, unnest(alert_ids) as alert
+),
+blocked as (select distinct id from ordered where number > first),
+leased as (select channel_id, count(*) as count from pending where is_leased group by channel_id),
+due as (
+    select pending.*, row_number() over (partition by channel_id order by next_at, number) as place
+    from pending left join blocked using (id)
+    where blocked.id is null and not is_leased and next_at <= %(now)s
+)
+select due.id, due.number, due.channel_id, due.next_at, coalesce(leased.count, 0)
+from due join telemetry_channel channel on channel.id = due.channel_id left join leased using (channel_id)
+where place <= %(limit)s and (channel.enabled or due.kind = 'test')
+order by due.channel_id, place
+"""
+
+
+_CLAIM = """
+with free as (
+    select message.id from telemetry_notification message join telemetry_channel channel on channel.id = channel_id
+    where message.id = any(%(keys)s) and state = 'pending' and next_at <= %(now)s
+        and (leased_until is null or leased_until <= %(now)s) and (channel.enabled or message.kind = 'test')
+    for update of message skip locked
+),
+claimed as (
+    update telemetry_notification message set attempts = attempts + 1, leased_until = %(until)s
+    from free where message.id = free.id returning message.*
+),
+started as (
+    insert into telemetry_deliveryattempt (notification_id, number, started_at, error)
+    select id, attempts, %(now)s, '' from claimed
+)
+select * from claimed order by next_at, number
+"""
 
 
 @retry_on_conflict
-@transaction.atomic
-def claim_next(now: datetime) -> Claim | None:
-    """Claim the message that has been due longest and store the attempt; None for none."""
-    rows = due_notifications(now).select_for_update(skip_locked=True, of=("self",)).select_related("channel")
-    notification = rows.order_by("next_at", "number").first()
-    if notification is None:
-        return None
-    notification.attempts += 1
-    notification.leased_until = now + timedelta(seconds=LEASE_S)
-    notification.save(update_fields=["attempts", "leased_until"])
-    DeliveryAttempt.objects.create(notification=notification, number=notification.attempts, started_at=now)
-    return Claim(notification, notification.attempts)
+def _claim(keys: Sequence[UUID], now: datetime) -> list[Notification]:
+    """Claim those of some messages that are still due, and store their attempts. One statement."""
+    parameters = {"keys": list(keys), "now": now, "until": now + timedelta(seconds=LEASE_S)}
+    return list(Notification.objects.raw(_CLAIM, parameters))
 
 
 def attempt(claim: Claim, now: datetime, sender: Send) -> Outcome:
@@ -184,6 +289,57 @@ def attempt(claim: Claim, now: datetime, sender: Send) -> Outcome:
         log.exception("channel kind %s failed", channel.kind)
         return Outcome(None, time.monotonic() - started_s, DeliveryError(type(error).__name__, retryable=True))
     return Outcome(receipt.status, time.monotonic() - started_s, response=redact_secrets(channel, receipt.response))
+
+
+_SUCCESS = """
+with healthy as (
+    select id from telemetry_channel where id = any(%(channels)s) and (failed_at is null or failed_at < delivered_at)
+    order by id for no key update
+),
+results as (
+    select result.* from unnest(
+        %(keys)s::uuid[], %(channels)s::bigint[], %(numbers)s::integer[],
+        %(durations)s::double precision[], %(statuses)s::smallint[], %(responses)s::text[]
+    ) as result(key, channel, number, duration_s, status, response) join healthy on healthy.id = channel
+),
+completed as (
+    update telemetry_deliveryattempt attempt
+    set duration_s = result.duration_s, status = result.status, response = result.response
+    from results result where notification_id = key and attempt.number = result.number
+),
+delivered as (
+    update telemetry_notification message set state = 'delivered', finished_at = %(now)s, leased_until = null
+    from results result where message.id = key and state = 'pending' and attempts = result.number
+),
+noted as (
+    update telemetry_channel channel set delivered_at = %(now)s
+    from (select distinct channel as id from results) used where channel.id = used.id
+)
+select key from results
+"""
+
+
+@retry_on_conflict
+def record_successes(results: Sequence[tuple[Claim, Outcome]], now: datetime) -> frozenset[UUID]:
+    """Record the successes of channels whose last attempt succeeded, in one statement; the messages' ids.
+
+    That is the usual result, and a backlog has thousands. ``record_outcome`` records all others.
+    """
+    successes = [(claim, outcome) for claim, outcome in results if outcome.error is None]
+    if not successes:
+        return frozenset()
+    parameters: dict[str, Any] = {
+        "keys": [claim.notification.pk for claim, _ in successes],
+        "channels": [claim.notification.channel_id for claim, _ in successes],
+        "numbers": [claim.number for claim, _ in successes],
+        "durations": [outcome.duration_s for _, outcome in successes],
+        "statuses": [outcome.status for _, outcome in successes],
+        "responses": [outcome.response[:200] for _, outcome in successes],
+        "now": now,
+    }
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(_SUCCESS, parameters)
+        return frozenset(key for (key,) in cursor.fetchall())
 
 
 @retry_on_conflict
@@ -206,7 +362,7 @@ def record_outcome(claim: Claim, outcome: Outcome, now: datetime) -> None:
     claimed = pending.filter(attempts=claim.number)
     if error is None:
         claimed.update(state=NotificationState.DELIVERED, finished_at=now, leased_until=None)
-        if channel.failed_at is not None:
+        if channel.failed_at is not None:  # before this message was claimed
             retry_waiting(channel, now)
     else:
         log.warning("channel %s: attempt %s failed: %s", channel.name, claim.number, error)

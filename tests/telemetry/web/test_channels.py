@@ -5,7 +5,8 @@ import pytest
 
 from telemetry.models import Channel, Notification, NotificationState
 from telemetry.services.notifications.channels import create_channel, open_config, test_send
-from telemetry.services.notifications.outbox import Outcome, claim_next, record_outcome
+from telemetry.services.notifications.outbox import Outcome, record_outcome
+from tests.telemetry.services.notifications.scripted import claim_next
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from datetime import timedelta
 
 from telemetry.channels.base import DeliveryError, Message, Receipt
 from telemetry.models import Notification
+from telemetry.services.notifications.outbox import DueMessages
 from tests.telemetry.conftest import T0
 
 
@@ -37,6 +38,13 @@ class ScriptedSender:
 
 def connection_error():
     return DeliveryError("connection failed", retryable=True)
+
+
+def claim_next(now):
+    """Claim the message that a delivery run would claim first; None for none."""
+    due = DueMessages()
+    due.read_if_needed(now)
+    return next(iter(due.claim(1, now)), None)
 
 
 def queue_messages(channel, *kinds, alert=7):

@@ -1,34 +1,37 @@
 """One worker at a time claims a message, messages of an alert stay in order, and a slow channel delays no other."""
 
+import math
 import threading
 
 import pytest
 from django.db import connection, connections
+from django.test.utils import CaptureQueriesContext
 
 from telemetry.channels.base import DeliveryError, Receipt
 from telemetry.models import Notification
 from telemetry.services.notifications import outbox
 from telemetry.services.notifications.channels import create_channel
+from telemetry.services.self_monitoring import overdue_work
 from tests.telemetry.conftest import T0
 from tests.telemetry.services.notifications.kills import killed_deliveries
-from tests.telemetry.services.notifications.scripted import ScriptedSender, connection_error, queue_messages
+from tests.telemetry.services.notifications.scripted import ScriptedSender, claim_next, connection_error, queue_messages
 
 pytestmark = pytest.mark.django_db
 
 
 def test_a_claimed_message_cannot_be_claimed_until_the_lease_expires(queued, clock):
-    claim = outbox.claim_next(clock())
+    claim = claim_next(clock())
 
-    assert outbox.claim_next(clock()) is None
+    assert claim_next(clock()) is None
     clock.forward(outbox.LEASE_S + 1)
-    again = outbox.claim_next(clock())
+    again = claim_next(clock())
     assert (again.notification.pk, again.number) == (claim.notification.pk, 2)
 
 
 def test_a_slow_worker_s_late_result_does_not_undo_the_newer_claim(queued, clock):
-    slow = outbox.claim_next(clock())
+    slow = claim_next(clock())
     clock.forward(outbox.LEASE_S + 1)
-    newer = outbox.claim_next(clock())
+    newer = claim_next(clock())
 
     outbox.record_outcome(slow, outbox.Outcome(None, 99.0, DeliveryError("x", retryable=False)), clock())
     assert Notification.objects.get().state == "pending"
@@ -96,6 +99,20 @@ def test_a_hanging_receiver_delays_no_other_and_uses_few_threads(clock, receiver
     assert outbox.deliver_due(clock, sender) == 13
     assert sender.in_time == [True] * 8  # the other messages were sent meanwhile
     assert sender.max_concurrent == outbox.MAX_PER_CHANNEL
+
+
+def test_a_backlog_is_read_a_few_times_and_not_for_each_message(channel, clock, monkeypatch):
+    monkeypatch.setattr(outbox, "READ_EVERY_S", math.inf)  # only when messages may have become claimable
+    for number in range(40):
+        queue_messages(channel, "firing", "resolved", alert=number)
+
+    with CaptureQueriesContext(connection) as delivering:
+        assert outbox.deliver_due(clock, ScriptedSender()) == 80
+    with CaptureQueriesContext(connection) as reading:
+        assert overdue_work(clock()) == []
+
+    assert sum("unnest(alert_ids)" in query["sql"] for query in delivering) <= 8
+    assert [query["sql"] for query in reading if "telemetry_notification" in query["sql"]] == []
 
 
 @pytest.mark.django_db(transaction=True)

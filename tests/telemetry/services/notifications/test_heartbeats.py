@@ -6,13 +6,15 @@ import pytest
 
 from controlplane.errors import InvalidError
 from telemetry.models import Alert, AlertRule, Channel, Heartbeat, Notification, ScrapeShard
+from telemetry.services.notifications import outbox
 from telemetry.services.notifications.channels import create_channel, test_send
 from telemetry.services.notifications.heartbeats import heartbeat, masked_url, send_if_due, set_heartbeat
-from telemetry.services.notifications.outbox import resend_firing
+from telemetry.services.notifications.outbox import deliver_due, resend_firing
 from telemetry.services.self_monitoring import overdue_work
 from tests.fakes.fake_webhook_receiver import Reply
 from tests.telemetry.channels.messages import payload
 from tests.telemetry.conftest import T0
+from tests.telemetry.services.notifications.scripted import queue_messages
 
 pytestmark = pytest.mark.django_db
 
@@ -51,7 +53,9 @@ def test_no_heartbeat_while_telemetry_is_late(at_noon, receiver, pool, settings,
     elif work == "evaluating":
         AlertRule.objects.update(evaluated_at=T0)
     else:
-        test_send(create_channel("ops", config={"url": receiver.url}))
+        channel = create_channel("ops", config={"url": receiver.url})
+        deliver_due(lambda: T0)
+        test_send(channel)  # which no run has read since
 
     assert send_if_due(late) is False
     assert receiver.received == []
@@ -64,7 +68,17 @@ def test_a_waiting_message_is_not_late(at_noon, pool, receiver):
     channel = create_channel("ops", config={"url": receiver.url}, enabled=False)
     Notification.objects.create(channel=channel, kind="firing", payload={}, next_at=T0, created_at=T0)
 
+    deliver_due(lambda: later(600))
     assert overdue_work(later(600)) == []
+
+
+def test_a_page_reads_since_when_messages_are_due_from_the_last_delivery_run(at_noon, receiver, monkeypatch):
+    channel = create_channel("ops", config={"url": receiver.url})
+    queue_messages(channel, "firing", "resolved")
+    monkeypatch.setattr(outbox, "CLAIM_FOR_S", 0.0)  # a run that has no time left sends nothing
+
+    deliver_due(lambda: later(60))
+    assert overdue_work(later(60)) == ["delivering messages is 60 s late"]
 
 
 def test_a_failed_heartbeat_is_shown_and_retried(at_noon, receiver):

@@ -18,7 +18,7 @@ from telemetry.services.notifications.channels import create_channel, delete_cha
 from tests.conftest import wait_until
 from tests.controlplane.threads import TIMEOUT_S, in_thread, waiting
 from tests.telemetry.conftest import T0
-from tests.telemetry.services.notifications.scripted import ScriptedSender, queue_messages
+from tests.telemetry.services.notifications.scripted import ScriptedSender, claim_next, queue_messages
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -52,7 +52,7 @@ def deadlocks():
 
 def test_recording_a_result_waits_for_the_deletion_of_its_channel(channel):
     queue_messages(channel, "firing")
-    claim, before = outbox.claim_next(T0), deadlocks()
+    claim, before = claim_next(T0), deadlocks()
     with audit_log_locked(), in_thread(lambda: delete_channel(channel)) as deleting:
         wait_for_lock_waiters(1)
         with in_thread(lambda: outbox.record_outcome(claim, outbox.Outcome(200, 0.1), T0)) as recording:
@@ -69,7 +69,7 @@ def test_recording_a_result_waits_for_the_deletion_of_its_channel(channel):
 def test_a_notice_waits_for_the_deletion_of_another_channel(channel):
     other = create_channel("chat", config={"url": "https://hooks.example/y"})
     queue_messages(channel, "firing")
-    claim, before = outbox.claim_next(T0), deadlocks()
+    claim, before = claim_next(T0), deadlocks()
     gone = outbox.Outcome(410, 0.1, DeliveryError("it responded with status 410", retryable=False, gone=True))
     with audit_log_locked(), in_thread(lambda: outbox.record_outcome(claim, gone, T0)) as recording:
         wait_for_lock_waiters(1)
@@ -117,7 +117,7 @@ def test_a_channel_is_deleted_while_its_message_is_claimed(channel):
 def in_thread_after_commit(channel):
     """Claim a message, and commit when the deletion of its channel waits for the claim."""
     with transaction.atomic():
-        claim = outbox.claim_next(T0)
+        claim = claim_next(T0)
         deleting = in_thread(lambda: delete_channel(channel))
         deleting.__enter__()
         wait_for_lock_waiters(1)

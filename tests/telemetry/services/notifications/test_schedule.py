@@ -13,7 +13,7 @@ from telemetry.services.notifications.channels import create_channel, test_send,
 from telemetry.services.notifications.outbox import deliveries, replay
 from tests.fakes.fake_webhook_receiver import Reply
 from tests.telemetry.conftest import T0
-from tests.telemetry.services.notifications.scripted import ScriptedSender, connection_error, queue_messages
+from tests.telemetry.services.notifications.scripted import ScriptedSender, claim_next, connection_error, queue_messages
 
 pytestmark = pytest.mark.django_db
 
@@ -168,7 +168,7 @@ def test_a_replayed_message_restarts_its_schedule(queued, clock):
 def test_a_message_cannot_be_replayed_before_its_first_attempt_or_while_it_is_sent(queued, clock):
     with pytest.raises(ConflictError):
         replay(queued, clock())
-    outbox.claim_next(clock())
+    claim_next(clock())
     with pytest.raises(ConflictError):
         replay(queued, clock())
 
