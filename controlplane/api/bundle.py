@@ -292,7 +292,7 @@ class _Application:
         if settings is not None:
             if policy is None:
                 self._check_permission("api:policy-list", "POST", group)
-                policy = create_policy(group.pool, group)
+                policy = create_policy(group.pool, group, by=self.by)
             self._apply_settings(policy, settings, path)
         elif policy is not None:
             self._check_permission("api:policy-detail", "DELETE", policy)

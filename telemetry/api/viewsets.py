@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
+from django.db.models import QuerySet
 from django.utils import timezone
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema
@@ -46,6 +48,7 @@ class AlertRuleFilter(filters.FilterSet):
 class DeliveryFilter(filters.FilterSet):
     """``?channel=NAME&state=STATE&kind=KIND&alert=ID``; times are ISO 8601."""
 
+    alert = filters.NumberFilter(method="about", label="a message about this alert, alone or with others")
     channel = filters.CharFilter(field_name="channel__name")
     state = filters.ChoiceFilter(choices=NotificationState.choices)
     kind = filters.ChoiceFilter(choices=NotificationKind.choices)
@@ -55,6 +58,10 @@ class DeliveryFilter(filters.FilterSet):
     class Meta:
         model = Notification
         fields = ("channel", "state", "kind", "alert", "after", "before")
+
+    def about(self, rows: QuerySet[Notification], _name: str, alert: Decimal) -> QuerySet[Notification]:
+        """The messages about an alert, as on the page of deliveries."""
+        return outbox.filter_deliveries(rows, alert=int(alert))
 
 
 Query = Callable[[Pools, Window], list[Series]]

@@ -122,10 +122,14 @@ class Histogram:
     reuse: str = "''"
 
 
-_ENGINE = (
-    "telemetry_reading left join controlplane_replica on controlplane_replica.id = replica_id "
-    "left join controlplane_pool on controlplane_pool.id = pool_id"
-)
+# A replica that was removed since belonged to the pool that the event of its removal names.
+_ENGINE = """telemetry_reading left join (
+    select id as of_replica, pool_id as of_pool from controlplane_replica
+    union all
+    select (detail ->> 'replica_id')::bigint, pool_id from controlplane_event
+    where kind = 'replica_removed' and pool_id is not null and detail ? 'replica_id'
+        and at > (select min(at) from telemetry_reading)
+) owners on of_replica = replica_id left join controlplane_pool on controlplane_pool.id = of_pool"""
 _POOL = "coalesce(controlplane_pool.name, '')"
 ENGINE_TTFT = Histogram("engine_ttft", "ttft", _ENGINE, _POOL, "replica_id::text")
 ENGINE_ITL = Histogram("engine_itl", "itl", _ENGINE, _POOL, "replica_id::text")

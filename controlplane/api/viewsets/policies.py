@@ -55,7 +55,7 @@ class PolicyViewSet(CreateMixin, DestroyMixin, ReadViewSet[RoutingPolicy]):
     )
     serializer_class = policy_serializers.PolicySerializer
     create_input = policy_serializers.PolicyInput
-    create_row = staticmethod(lambda group, by: policies.create_policy(group.pool, group))  # noqa: ARG005 - no author
+    create_row = staticmethod(lambda group, by: policies.create_policy(group.pool, group, by=by))
     remove_row = staticmethod(policies.remove_policy)
     lookup_field, lookup_value_regex = "name", NAME
     conditional_actions = ("publish", "revert")
@@ -77,7 +77,7 @@ class PolicyViewSet(CreateMixin, DestroyMixin, ReadViewSet[RoutingPolicy]):
     @draft.mapping.delete
     def discard(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Discard the draft; 409 if there is none."""
-        policies.discard_draft(self.get_object())
+        policies.discard_draft(self.get_object(), by=signed_in_user(request))
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @extend_schema(responses=policy_serializers.DiffSerializer)

@@ -22,8 +22,15 @@ from controlplane.services.snapshots import freeze_snapshot
 
 
 @transaction.atomic
-def create_policy(pool: Pool, group: TaskGroup | None = None) -> RoutingPolicy:
-    """Create a policy without revisions for a pool or one of its task groups; NameTakenError if it has one."""
+def create_policy(pool: Pool, group: TaskGroup, *, by: User | None = None) -> RoutingPolicy:
+    """Create a policy without revisions for a task group; NameTakenError if it has one."""
+    policy = _create_policy(pool, group)
+    summary = f"Policy {policy.name} was created; it applies to the task group once its first revision is published."
+    record_event(EventKind.POLICY_CREATED, summary, pool=pool, by=by, detail={"after": {"name": policy.name}})
+    return policy
+
+
+def _create_policy(pool: Pool, group: TaskGroup | None) -> RoutingPolicy:
     name = f"{pool.name}.{group.name}" if group else pool.name
     with unique_or(lambda _: NameTakenError("policy", name)):
         return RoutingPolicy.objects.create(name=name, pool=pool, group=group)
@@ -32,7 +39,8 @@ def create_policy(pool: Pool, group: TaskGroup | None = None) -> RoutingPolicy:
 @transaction.atomic
 def create_first_policy(pool: Pool, settings: dict[str, Any], *, by: User | None = None) -> None:
     """Create the policy of a new pool with an active revision. The caller freezes the snapshot."""
-    draft = save_draft(create_policy(pool), settings, by=by, reason="First policy of the pool")
+    policy = _create_policy(pool, None)
+    draft = _write_draft(policy, canonical_settings(settings), by=by, reason="First policy of the pool")
     publish_draft(draft, reason=draft.reason)
     activate_revision(draft, record=False)
 
@@ -68,20 +76,34 @@ def save_draft(
     canonical = canonical_settings(settings)
     policy = _lock(policy.pk)
     _check_active(policy, based_on)
+    former = policy.draft()
+    draft = _write_draft(policy, canonical, by=by, reason=reason)
+    if former is None or (former.digest, former.reason) != (draft.digest, draft.reason):
+        detail = {"before": former.settings if former else None, "after": draft.settings}
+        summary = f"Draft {draft.number} of policy {policy.name} was saved."
+        record_event(EventKind.DRAFT_SAVED, summary, pool=policy.pool, by=by, detail=detail, reason=reason)
+    return draft
+
+
+def _write_draft(policy: RoutingPolicy, settings: dict[str, Any], *, by: User | None, reason: str) -> PolicyRevision:
     newest = policy.revisions.aggregate(Max("number"))["number__max"] or 0
     draft = policy.draft() or PolicyRevision(policy=policy, number=newest + 1)
-    draft.settings, draft.digest = canonical, settings_digest(canonical)
+    draft.settings, draft.digest = settings, settings_digest(settings)
     draft.author, draft.reason = by, reason
     draft.save()
     return draft
 
 
 @transaction.atomic
-def discard_draft(policy: RoutingPolicy) -> None:
+def discard_draft(policy: RoutingPolicy, *, by: User | None = None) -> None:
     """Delete the draft; NotADraftError if there is none."""
     policy = _lock(policy.pk)
-    if not policy.revisions.filter(state=RevisionState.DRAFT).delete()[0]:
+    if (draft := policy.draft()) is None:
         raise NotADraftError(f"Policy {policy.name} has no draft.")
+    draft.delete()
+    summary = f"Draft {draft.number} of policy {policy.name} was discarded."
+    detail = {"before": draft.settings, "after": None}
+    record_event(EventKind.DRAFT_DISCARDED, summary, pool=policy.pool, by=by, detail=detail)
 
 
 @transaction.atomic
@@ -172,10 +194,10 @@ def revert_policy(
         )
     check_not_faulted(policy, earlier.digest, is_confirmed=confirm_faulted)
     reason = f"Back to revision {number}: {reason}" if reason else f"Back to revision {number}."
-    copy = save_draft(policy, earlier.settings, by=by, reason=reason)
+    copy = _write_draft(policy, earlier.settings, by=by, reason=reason)
     rollout = _publish(_lock_draft(copy.pk, None), by=by, reason=reason)  # no prediction is needed
     if draft is not None:
-        save_draft(policy, draft.settings, by=draft.author, reason=draft.reason)
+        _write_draft(policy, draft.settings, by=draft.author, reason=draft.reason)
     return rollout
 
 

@@ -233,7 +233,7 @@ def policy_discard(request: HttpRequest, policy_id: int) -> HttpResponse:
     """Discard the draft."""
     policy = get_policy(policy_id)
     with errors_as_messages(request):
-        discard_draft(policy)
+        discard_draft(policy, by=current_user(request))
         messages.success(request, "The draft was discarded. The active revision did not change.")
     return redirect("controlplane:policy", policy_id=policy.pk)
 
@@ -243,7 +243,7 @@ def policy_create(request: HttpRequest, group_id: int) -> HttpResponse:
     """Give a task group its own policy; the pool's applies until its first revision is published."""
     group = get_object_or_404(TaskGroup.objects.select_related("pool"), pk=group_id)
     with errors_as_messages(request):
-        create_policy(group.pool, group)
+        create_policy(group.pool, group, by=current_user(request))
     policy = RoutingPolicy.objects.filter(group=group).first()
     return redirect("controlplane:policy-edit", policy.pk) if policy else redirect("controlplane:policies")
 

@@ -146,30 +146,30 @@ def _replay(
     with tempfile.TemporaryDirectory(prefix="warmpath-what-if-") as folder:
         job_path, result_path = Path(folder, "job"), Path(folder, "result")
         job_path.write_bytes(msgspec.msgpack.encode(job))
-        _run_process([sys.executable, *COMMAND, str(job_path), str(result_path)], report)
+        run_process([sys.executable, *COMMAND, str(job_path), str(result_path)], report)
         results: list[dict[str, Any]] = msgspec.msgpack.decode(result_path.read_bytes())
     return results
 
 
-def _run_process(command: Sequence[str], report: Callable[[float], None]) -> None:
+def run_process(command: Sequence[str], report: Callable[[float], None]) -> None:
     """Run the replay process to its end; WhatIfError if it fails or takes too long."""
     environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
     ends_at = timezone.now() + timedelta(seconds=MAX_RUN_S)
-    with subprocess.Popen(  # noqa: S603 - our own module, without a shell
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-    ) as process:
+    with (
+        tempfile.TemporaryFile() as errors,  # a pipe that nobody reads would block the process once it is full
+        subprocess.Popen(  # noqa: S603 - our own module, without a shell
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment
+        ) as process,
+    ):
         try:
             _follow(process, ends_at, report)
         except BaseException:
             process.kill()
             raise
-        errors = process.stderr.read().decode(errors="replace") if process.stderr else ""
-    if process.returncode:
-        raise WhatIfError(f"The replay ended with status {process.returncode}: {errors.strip()[-300:]}")
+        if process.wait():
+            errors.seek(0)
+            last = errors.read().decode(errors="replace").strip()[-300:]
+            raise WhatIfError(f"The replay ended with status {process.returncode}: {last}")
 
 
 def _follow(process: subprocess.Popen[bytes], ends_at: datetime, report: Callable[[float], None]) -> None:

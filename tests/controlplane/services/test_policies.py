@@ -4,7 +4,7 @@ import pytest
 from django.db import DatabaseError, IntegrityError, transaction
 
 from controlplane.errors import ConflictError, GoneError, ImmutableError, InvalidError, NotADraftError, StaleDraftError
-from controlplane.models import ConfigSnapshot, Event, PolicyRevision, RevisionState, Rollout, RolloutState
+from controlplane.models import AuditEntry, ConfigSnapshot, Event, PolicyRevision, RevisionState, Rollout, RolloutState
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import (
@@ -81,6 +81,22 @@ def test_a_draft_based_on_a_former_revision_is_rejected(policy):
     with pytest.raises(StaleDraftError):
         save_draft(policy, LEAST_LOAD, based_on=1)
     assert save_draft(policy, LEAST_LOAD, based_on=2).number == 3
+
+
+def test_drafts_and_policies_of_task_groups_record_who_made_and_discarded_them(policy, django_user_model):
+    ada, bob = (django_user_model.objects.create_user(name) for name in ("ada", "bob"))
+    save_draft(policy, PREFIX_HASH, by=ada)
+    save_draft(policy, PREFIX_HASH, by=bob)  # changes nothing
+    discard_draft(policy, by=bob)
+    create_policy(policy.pool, create_task_group(policy.pool, "chat"), by=ada)
+
+    entries = AuditEntry.objects.filter(kind__in=("draft_saved", "draft_discarded", "policy_created"))
+    assert list(entries.order_by("number").values_list("kind", "actor")) == [
+        ("draft_saved", "ada"),
+        ("draft_discarded", "bob"),
+        ("policy_created", "ada"),
+    ]
+    assert [entry.after["strategy"] for entry in entries.filter(kind="draft_saved")] == ["prefix_hash"]
 
 
 def test_a_discarded_draft_can_be_neither_discarded_again_nor_published(policy):

@@ -11,12 +11,13 @@ from controlplane.models import Router
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group
 from telemetry.api.viewsets import CHARTS
-from telemetry.models import Alert, AlertRule, Channel
+from telemetry.models import Alert, AlertRule, Channel, Notification
 from telemetry.services.alerts.rules import default_rules
 from telemetry.services.notifications import outbox
 from telemetry.services.notifications.channels import create_channel, open_config
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped
+from tests.telemetry.services.notifications.scripted import queue_messages
 
 pytestmark = pytest.mark.django_db
 ROOT = "/api/v1"
@@ -189,6 +190,16 @@ def test_a_test_message_is_listed_as_a_delivery_and_can_be_replayed(api, receive
     assert api.post(f"{address}/replay").status_code == 202
     outbox.deliver_due()
     assert len(receiver.received) == 2
+
+
+def test_the_deliveries_of_an_alert_include_messages_about_several(api, receiver):
+    channel = create_channel("ops", config={"url": receiver.url})
+    queue_messages(channel, "firing", alert=7)
+    both, _ = queue_messages(channel, "firing", "test", alert=8)
+    Notification.objects.filter(pk=both.pk).update(alert_ids=[7, 8])
+
+    found = {alert: len(api.get(f"{ROOT}/deliveries?alert={alert}").json()["results"]) for alert in (7, 8, 9)}
+    assert found == {7: 2, 8: 2, 9: 0}
 
 
 def test_reads_need_a_token_and_changes_need_the_write_scope(client_with, pool):

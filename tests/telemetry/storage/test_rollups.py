@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from controlplane.models import Router
-from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.fleet.replicas import add_replica, remove_replica
 from telemetry.metrics.counters import ReadingState
 from telemetry.metrics.windows import Window
 from telemetry.models import RollupRepair, RollupState
@@ -19,7 +19,7 @@ from telemetry.storage import sums
 from telemetry.storage.dimension_sums import response_cache_sums
 from telemetry.storage.locks import ROLLUP
 from telemetry.storage.partitions import drop_before, partitions_of
-from telemetry.storage.rollup import CHUNK_BINS, close, roll_up
+from telemetry.storage.rollup import CHUNK_BINS, close, mark_late, roll_up
 from telemetry.storage.rollup_tables import BY_PART, RESOLUTIONS_S, SUMS, TABLES, Span, histograms, spans_of
 from tests.conftest import wait_until
 from tests.controlplane.threads import at_once, waiting
@@ -249,6 +249,20 @@ def test_a_worker_that_was_away_catches_up_run_by_run(replicas):
     assert runs > 1
     (row,) = sums.engine_sums([replicas[0].pk], Window(T0, at(60 * 13), 3600), whole=True)
     assert (row.queries, row.hits) == (20, 2)
+
+
+def test_late_histograms_of_a_removed_replica_count_for_the_pool_that_it_belonged_to(replicas, pool, time_machine):
+    time_machine.move_to(at(180), tick=False)
+    engine_reading(replicas[0], at(1), ttft={2: 5})
+    roll()
+    remove_replica(replicas[0])
+    engine_reading(replicas[0], at(1, 30), ttft={2: 3})
+    mark_late([at(1, 30)])
+    roll()
+
+    with connection.cursor() as cursor:
+        cursor.execute(f"select pool, sum(counts[1]) from {histograms(60)} where kind = 'engine_ttft' group by pool")
+        assert cursor.fetchall() == [(pool.name, 8)]
 
 
 def test_partitions_of_rollups_are_days_and_months(replicas, router):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
@@ -30,6 +31,7 @@ from routing.schema import (
 from routing.traffic.trace import read_columns
 from telemetry.models import Decision, WhatIf, WhatIfState
 from telemetry.services.lab import what_if_runs
+from telemetry.services.lab.what_if_model import WhatIfError
 from telemetry.services.lab.what_ifs import cancel_what_if, create_what_if, trace_lines
 from tests.telemetry.services.lab.what_if_world import Served, Traffic, add_fleet, publish_and_store, serve, traffic
 
@@ -306,3 +308,12 @@ def test_the_trace_of_a_window_can_be_simulated(played, workload, tmp_path):
     shared = pooled_hit_rate(Forest(columns), None)
     assert shared is not None
     assert 0.5 < shared < 0.9  # the prefixes that prompts share are in it
+
+
+def test_a_replay_that_writes_many_warnings_ends_and_a_failed_one_says_its_last_words(monkeypatch):
+    monkeypatch.setattr(what_if_runs, "MAX_RUN_S", 60.0)  # a full pipe would block it until then
+    script = "import sys; sys.stderr.write('warning ' * 100_000 + 'out of memory'); sys.exit(int(sys.argv[1]))"
+
+    what_if_runs.run_process([sys.executable, "-c", script, "0"], lambda _: None)
+    with pytest.raises(WhatIfError, match=r"status 3: .*out of memory$"):
+        what_if_runs.run_process([sys.executable, "-c", script, "3"], lambda _: None)
