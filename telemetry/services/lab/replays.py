@@ -88,7 +88,8 @@ def replay_pools(now: datetime) -> int:
                 if is_locked:
                     with item(pool.name):
                         written += replay_pool(pool, now, ends_s=ends_s)
-    BreakdownBin.objects.filter(at__lt=now - timedelta(days=settings.READINGS_RETENTION_DAYS)).delete()
+    # As long as the rollups of the same length, so that a chart that has a hit rate has the reachable one beside it.
+    BreakdownBin.objects.filter(at__lt=now - timedelta(days=settings.ROLLUP_RETENTION_DAYS[300])).delete()
     return written
 
 

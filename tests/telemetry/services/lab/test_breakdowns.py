@@ -221,9 +221,11 @@ def test_the_periodic_task_runs_without_decisions():
     assert (BreakdownBin.objects.count(), CapacityCurve.objects.get().points) == (0, [])
 
 
-def test_bins_are_deleted_with_the_readings(fleet, settings):
+def test_bins_are_kept_as_long_as_rollups_of_five_minutes(fleet, settings):
     store(spread(traffic(300)))
     replay_pools(at(14))
-    replay_pools(at(14) + timedelta(days=settings.READINGS_RETENTION_DAYS, hours=1))
+    replay_pools(at(14) + timedelta(days=settings.ROLLUP_RETENTION_DAYS[300] - 1))
+    assert BreakdownBin.objects.count() > 0  # long after the readings
+    replay_pools(at(14) + timedelta(days=settings.ROLLUP_RETENTION_DAYS[300], hours=1))
     assert BreakdownBin.objects.count() == 0
     assert timedelta(minutes=5) == BIN
