@@ -22,7 +22,8 @@ Where several processes share a port, each counts its own requests and regularly
 ``RECENT_S``. Instead of reducing all older ones, a new request is added with more weight, ``request_weight``.
 
 Prefill rate. A request that found ``queued`` tokens at a replica and had ``uncached`` tokens of its own got its first
-token after ``ttft_s``, so the replica prefilled ``queued + uncached`` tokens in that time. The rate is the tokens of
+token after ``prefill_s``, so the replica prefilled ``queued + uncached`` tokens in that time. It counts from when the
+request was sent there, because what it waited for in the router is no work of the replica. The rate is the tokens of
 recent responses divided by their seconds, so that long work counts more than short work, whose time is mostly fixed
 cost. Older responses fade: a sample counts half after ``HALF_LIFE`` more. The deviation of a sample is limited to a
 factor of ``CLIP``, so a single stall or lucky hit changes the rate little, while a change of hardware does. A replica
@@ -277,14 +278,14 @@ class Ticket:
 
     def record_response(
         self,
-        ttft_s: float | None = None,
+        prefill_s: float | None = None,
         prompt_tokens: int | None = None,
         cached_tokens: int | None = None,
         generated_tokens: int | None = None,
     ) -> None:
         """Learn from a complete response without an error; call it before ``end``. None: not reported.
 
-        ``ttft_s`` is the time at this replica, without earlier attempts at others; tokens are the engine's own counts.
+        ``prefill_s``: from sending the request to this replica to its first token. Tokens are the engine's own counts.
         """
         self._is_prefilled = True
         if prompt_tokens is None:
@@ -293,8 +294,8 @@ class Ticket:
             self._ratio.learn(self._sample_bytes, prompt_tokens)
         if cached_tokens is None:
             return
-        if ttft_s is not None:
-            self.load.prefill.learn(self.queued_tokens + prompt_tokens - cached_tokens, ttft_s)
+        if prefill_s is not None:
+            self.load.prefill.learn(self.queued_tokens + prompt_tokens - cached_tokens, prefill_s)
         if self._residency_record is not None:
             self._residency_record.confirm(prompt_tokens, cached_tokens, generated_tokens)
 

@@ -36,6 +36,7 @@ from collections.abc import Callable, Coroutine
 from enum import Enum
 from typing import NamedTuple
 
+from routing.http.usage import has_token
 from routing.log import defect
 from routing.upstream.client import fetch
 from routing.upstream.pool import Address
@@ -110,11 +111,11 @@ async def probe_engine(address: Address, model: str | None, timeout_s: float) ->
     try:
         async with asyncio.timeout(timeout_s):
             status, data = await fetch(
-                address, PROBE_PATH, json.dumps(body).encode(), max_bytes=MAX_PROBE_BYTES, only_first_byte=True
+                address, PROBE_PATH, json.dumps(body).encode(), max_bytes=MAX_PROBE_BYTES, until=has_token
             )
     except (TimeoutError, OSError, ValueError):
         return ProbeResult.NO_RESPONSE
-    return ProbeResult.PASSED if status == 200 and data else ProbeResult.REJECTED
+    return ProbeResult.PASSED if status == 200 and has_token(data) else ProbeResult.REJECTED
 
 
 class EngineCheck:

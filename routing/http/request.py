@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from routing.prompt.parsing import Layout
 
 
-_REPLACED: Final = frozenset({b"host", b"content-length", b"expect", b"x-request-id"})  # the router sends its own
+# The router sends its own. A response that a proxy on the way compressed could not be read: ``Accept-Encoding``.
+_REPLACED: Final = frozenset({b"accept-encoding", b"content-length", b"expect", b"host", b"x-request-id"})
 _TRUSTED_HOPS_ONLY: Final = frozenset({b"forwarded", b"x-real-ip"})  # headers that a client must not set
 _TRUSTED_HOPS_ONLY_PREFIXES: Final = (b"x-forwarded-", b"x-user-", b"x-warmpath-")
 SESSION_HEADERS: Final = tuple(  # the first of them that a request has is its session key

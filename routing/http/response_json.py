@@ -40,6 +40,34 @@ class StreamChunk(msgspec.Struct, gc=False):
 
     choices: Any = None
     usage: Any = None
+    system_fingerprint: Any = None
+
+
+class EventChoice(msgspec.Struct, gc=False):
+    """One choice of a streamed event, as far as it shows whether a token was generated."""
+
+    delta: dict[str, Any] | None = None  # of chats
+    text: Any = None  # of completions
+    token_ids: Any = None
+    finish_reason: Any = None
+
+
+class EventPart(msgspec.Struct, gc=False):
+    """An item, a content part or a content block that an event adds."""
+
+    type: Any = None
+
+
+class StreamEvent(msgspec.Struct, gc=False):
+    """The parts of a streamed event that show whether it comes before the first token."""
+
+    type: Any = None  # of the responses API and the messages API
+    choices: list[EventChoice] | None = None
+    usage: Any = None
+    error: Any = None
+    content_block: EventPart | None = None
+    item: EventPart | None = None
+    part: EventPart | None = None
 
 
 class ParsedResponse(msgspec.Struct, gc=False):

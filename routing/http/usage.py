@@ -1,4 +1,4 @@
-"""Reads token usage, aborted generations and stream errors from responses, and removes unrequested usage events.
+"""Reads token usage, first tokens, aborted generations and errors from responses, and removes unrequested usage events.
 
 A short JSON response is decoded as a whole; otherwise only the end of the body is searched. ``"usage"`` with its quotes
 cannot be part of generated text, because JSON escapes the quotes there.
@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from routing.http.response_json import ParsedResponse, StreamChunk, Usage
+from routing.http.response_json import ParsedResponse, StreamChunk, StreamEvent, Usage
 
 MAX_DECODED_BYTES: Final = 16 << 10  # up to about here, decoding a response is faster than searching it
 
@@ -19,10 +19,9 @@ _decode_usage: Final = msgspec.json.Decoder(Usage).decode
 _decode_response: Final = msgspec.json.Decoder(ParsedResponse).decode
 _usage: Final = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})').match
 _stream_error: Final = re.compile(rb'(?:^|\n)data:\s*\{\s*(?:"type"\s*:\s*"error"\s*,\s*)?"error"\s*:').search
-# Of the responses API: an output event. The events named here come before the first token, or without any.
-# Of the messages API: an event of a content block. ``message_start`` comes before the first token.
-_token_event: Final = re.compile(
-    rb'"type"\s*:\s*"(?:response\.(?!created"|queued"|in_progress"|failed")|content_block_)'
+# The last event of a stream.
+_stream_end: Final = re.compile(
+    rb'(?:^|[\r\n])data: ?\[DONE\]|"type"\s*:\s*"(?:message_stop|response\.(?:completed|incomplete|failed))"'
 ).search
 # vLLM's messages API has no name for an aborted generation: its stop reason is null.
 _abort: Final = re.compile(
@@ -59,11 +58,6 @@ def begins_with_error(events: bytes) -> bool:
     return b'"error"' in events and _stream_error(events) is not None
 
 
-def has_token_event(events: bytes) -> bool:
-    """Whether events of the responses API or the messages API include one that follows the first token."""
-    return _token_event(events) is not None
-
-
 def generated_tokens(usage: Usage) -> int | None:
     return usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens
 
@@ -84,6 +78,76 @@ def prompt_and_cached(usage: Usage) -> tuple[int | None, int | None]:
 def _cached_tokens(usage: Usage) -> int | None:
     details = usage.prompt_tokens_details or usage.input_tokens_details
     return usage.cache_read_input_tokens if details is None else details.cached_tokens
+
+
+MAX_PRELUDE_BYTES: Final = 1 << 20  # held back before the first token; the responses API repeats instructions and tools
+
+# Events of the responses API and the messages API that come before the first token. What adds an item, a part or a
+# block also names its type: that of a tool call is its first token.
+_PRELUDES: Final = frozenset(
+    {"response.created", "response.queued", "response.in_progress", "response.output_item.added"}
+    | {"response.content_part.added", "response.reasoning_part.added", "response.reasoning_summary_part.added"}
+    | {"message_start", "content_block_start", "ping"}
+)
+_EMPTY_PARTS: Final = frozenset({"message", "reasoning", "output_text", "reasoning_text", "text", "thinking"})
+_NO_DATA: Final = (b":", b"event:", b"id:", b"retry:")
+_COLON: Final = ord(":")
+_line_end: Final = re.compile(rb"[\r\n]").search
+_decode_event: Final = msgspec.json.Decoder(StreamEvent).decode
+
+
+class Prelude:
+    """The beginning of a stream, up to its first token: a delta with content, reasoning or a tool call.
+
+    Comments, blank lines, roles, and the events with which a stream is created come before it. Everything that is not
+    known to come before it counts as the first token: the end of the stream, errors, and events of other APIs.
+    """
+
+    __slots__ = ("_line_start", "data")
+
+    def __init__(self) -> None:
+        self.data = bytearray()  # all bytes so far
+        self._line_start = 0  # of the incomplete line at the end
+
+    def add(self, data: bytes | bytearray) -> bool:
+        """Add bytes of the stream; True if they bring the first token, or more than ``MAX_PRELUDE_BYTES`` are held."""
+        held, at = self.data, len(self.data)
+        held += data
+        while (match := _line_end(held, at)) is not None:
+            if not _precedes_token(bytes(held[self._line_start : match.start()])):
+                return True
+            self._line_start = at = match.end()
+        return len(held) > MAX_PRELUDE_BYTES
+
+
+def has_token(events: bytes | bytearray) -> bool:
+    """Whether the beginning of a stream includes its first token."""
+    return Prelude().add(events)
+
+
+def is_comment(data: bytes, start: int = 0) -> bool:
+    """Whether bytes of a stream are comments only, which engines send to keep idle connections open."""
+    return data[start] == _COLON and b"\ndata:" not in data and b"\rdata:" not in data
+
+
+def _precedes_token(line: bytes) -> bool:
+    """Whether a line of a stream comes before the first token."""
+    if not line.startswith(b"data:"):
+        return not line or line.startswith(_NO_DATA)
+    try:
+        event: StreamEvent = _decode_event(line[5:])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return not line[5:].strip()
+    if event.choices is None or event.error is not None:
+        part = event.content_block or event.item or event.part
+        return event.type in _PRELUDES and (part is None or part.type in _EMPTY_PARTS)
+    for choice in event.choices:
+        if choice.finish_reason is not None or choice.text or choice.token_ids:
+            return False
+        for name, value in (choice.delta or {}).items():
+            if value and name != "role":
+                return False
+    return event.usage is None or bool(event.choices)
 
 
 TAIL_BYTES: Final = 4096  # kept of each of the last four reads: usage and [DONE] may arrive separately, each in two
@@ -133,6 +197,10 @@ class ResponseTail:
         text = self.text
         return (b'"error"' in text and _stream_error(text) is not None) or has_abort(text)
 
+    def has_ended(self) -> bool:
+        """Whether the last event of a stream has arrived."""
+        return _stream_end(self.text) is not None
+
     def ends_event(self) -> bool:
         """Whether the last bytes end an event, so that another event may follow."""
         text = self.text
@@ -142,6 +210,8 @@ class ResponseTail:
 MAX_EVENT_BYTES: Final = 16 << 10  # of an incomplete event that is held back; vLLM's usage chunk has about 400 bytes
 
 _USAGE: Final = b'"usage"'
+_FINISHED: Final = b'"finish_reason":"'  # as vLLM writes it
+_FINGERPRINT: Final = b'"system_fingerprint":'
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")
 _event_ends: Final = re.compile(rb"\n\r?\n|\r\r").finditer
 _event_end: Final = re.compile(rb"\n\r?\n|\r\r").search
@@ -155,10 +225,13 @@ class UsageFilter:
     """Removes from one event stream the usage chunk that its client did not request.
 
     Theory of operation. The usage chunk is an event with empty ``choices`` and a ``usage`` object. A read that begins
-    and ends between two events and does not contain ``"usage"`` passes unchanged: one search and no copy. Otherwise
-    complete events are checked, and the beginning of an incomplete event is held back until its end arrives. An event
-    of more than ``MAX_EVENT_BYTES`` cannot be the usage chunk and passes as it arrives. All bytes of other events pass
-    unchanged. A line ends with LF or CRLF, or with CR if the event ends with two of them.
+    and ends between two events and contains neither ``"usage"`` nor a finish reason passes unchanged: two searches and
+    no copy. Otherwise complete events are checked, and the beginning of an incomplete event is held back until its end
+    arrives. An event of more than ``MAX_EVENT_BYTES`` cannot be the usage chunk and passes as it arrives. All bytes of
+    other events pass unchanged, but for the fingerprint: vLLM sends ``system_fingerprint`` with its last chunk. That is
+    the usage chunk, or, in a stream without one, the chunk with the finish reason. So an event with a finish reason is
+    held back until the next event, which is the usage chunk, and gets its fingerprint. A line ends with LF or CRLF, or
+    with CR if the event ends with two of them.
     """
 
     __slots__ = ("_held", "_passed_end", "is_inside_event")
@@ -170,7 +243,13 @@ class UsageFilter:
 
     def feed(self, data: bytes) -> bytes:
         """Return the bytes that may pass after ``data`` arrived: ``data`` itself if nothing changes."""
-        if not self._held and not self.is_inside_event and data.endswith(_EVENT_ENDS) and _USAGE not in data:
+        if (
+            not self._held
+            and not self.is_inside_event
+            and data.endswith(_EVENT_ENDS)
+            and _USAGE not in data
+            and _FINISHED not in data
+        ):
             return data
         passed = b""
         if self.is_inside_event:
@@ -198,29 +277,43 @@ class UsageFilter:
 
     def _filter_events(self, data: bytes) -> bytes:
         """The complete events at the beginning of ``data`` without the usage chunk; holds back what follows them."""
-        start = passed_until = 0
+        start = passed_until = finished = 0  # beginnings of the current event, of what may pass, of the event before
         passed: list[bytes] = []
         for match in _event_ends(data):
             end = match.end()
-            if _is_usage_chunk(data[start:end]):
-                passed.append(data[passed_until:start])
-                passed_until = end
-            start = end
+            chunk = _usage_chunk(data[start:end])
+            if chunk is None:
+                finished, start = start, end
+                continue
+            passed.append(data[passed_until:finished])
+            passed.append(_with_fingerprint(data[finished:start], chunk.system_fingerprint))
+            passed_until = finished = start = end
         if len(data) - start > MAX_EVENT_BYTES:
             self.is_inside_event = True
             self._passed_end = data[-_OVERLAP:]
             start = len(data)
+        elif passed_until <= finished < start <= finished + MAX_EVENT_BYTES and _FINISHED in data[finished:start]:
+            start = finished
         self._held = data[start:]
         passed.append(data[passed_until:start])
         return b"".join(passed)
 
 
-def _is_usage_chunk(event: bytes) -> bool:
+def _usage_chunk(event: bytes) -> StreamChunk | None:
+    """The usage chunk; None for any other event."""
     if _USAGE not in event or _no_choices(event) is None:
-        return False
+        return None
     lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
     try:
-        chunk = _decode_chunk(b"\n".join(lines))
+        chunk: StreamChunk = _decode_chunk(b"\n".join(lines))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return chunk.choices == [] and type(chunk.usage) is dict
+        return None
+    return chunk if chunk.choices == [] and type(chunk.usage) is dict else None
+
+
+def _with_fingerprint(event: bytes, fingerprint: object) -> bytes:
+    """An event with a finish reason, with the fingerprint at its end; any other event unchanged."""
+    if not isinstance(fingerprint, str) or _FINISHED not in event or _FINGERPRINT in event:
+        return event
+    end = event.rindex(b"}")
+    return b"".join((event[:end], b",", _FINGERPRINT, msgspec.json.encode(fingerprint), event[end:]))

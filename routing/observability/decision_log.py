@@ -119,6 +119,7 @@ class Record:
         "policy",
         "pool",
         "prefill",
+        "prefill_s",
         "prefix",
         "prompt_tokens",
         "prompt_tokens_estimate",
@@ -181,6 +182,7 @@ class Record:
         self.status: int | None = None
         self.is_streamed: bool | None = None  # whether the response is an event stream; None: there was no response
         self.ttft_s: float | None = None  # of streamed responses only: the first byte of others is their last token
+        self.prefill_s: float | None = None  # from sending the request to the replica that responded to its first token
         self.latency_s: float | None = None  # last byte of the request to last byte of a complete response
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
@@ -232,7 +234,7 @@ class Record:
         self.hit_tokens = decision.choice.hit_tokens
 
     def on_first_byte(self, status: int, *, is_streamed: bool) -> None:
-        """The first byte of the response's body arrived; at most endpoints a stream's is its first token."""
+        """The response is relayed from here on: its first body byte has arrived, of a stream its first token."""
         self.status = status
         self.is_streamed = is_streamed
 

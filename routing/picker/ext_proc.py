@@ -241,6 +241,7 @@ class ProcessingStream:
         decision = picked.decision
         named = joined([endpoints.of(decision), *map(endpoints.of, picked.fallbacks)])
         fields, hidden = [(ENDPOINT, named.encode()), ("x-request-id", request.request_id.encode())], self._credentials
+        fields.append(("accept-encoding", b"identity"))
         address = endpoints.active.connection_pools[decision.replica.name].address
         if address.api_key is not None:
             fields.append(("authorization", b"Bearer " + address.api_key.encode()))

@@ -21,12 +21,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from routing.http.response import RejectedRequestError, ResponseHead, is_encoded
-from routing.http.usage import ResponseTail, UsageFilter, has_abort, has_token_event, is_aborted, parse_response
+from routing.http.usage import Prelude, ResponseTail, UsageFilter, has_abort, is_aborted, is_comment, parse_response
 from routing.observability.decision_log import structure_json
 from routing.observability.metrics import Outcome
 from routing.prompt.parsing import with_usage_requested
 from routing.proxy.admission import PROMPT_PATHS, RESPONSES, admit_request, rejection_of, with_response_id
-from routing.proxy.exchange import INVALID_STATUSES, PRELUDE_PATHS
+from routing.proxy.exchange import INVALID_STATUSES
 from routing.proxy.prefill_leg import check_parameters
 from routing.proxy.response_relay import (
     begin_record,
@@ -60,13 +60,13 @@ class ObservedResponse:
     ``hides_usage``: the engine was asked for the usage of the stream, and the client did not ask for it.
     """
 
-    __slots__ = ("_filter", "_has_prelude", "_parsed", "_tail", "has_begun", "has_token", "head")
+    __slots__ = ("_filter", "_parsed", "_prelude", "_tail", "has_begun", "has_token", "head")
 
-    def __init__(self, head: ResponseHead, path: bytes, *, hides_usage: bool) -> None:
+    def __init__(self, head: ResponseHead, *, hides_usage: bool) -> None:
         self.head = head
         self.has_begun = False  # the first body bytes have arrived
         self.has_token = False  # the first token has arrived; known of streams only
-        self._has_prelude = path in PRELUDE_PATHS
+        self._prelude = Prelude() if head.is_stream and not is_encoded(head) else None  # until the first token
         self._tail = ResponseTail()
         self._parsed: ParsedResponse | None = None  # a JSON response that arrived in one message
         self._filter = UsageFilter() if hides_usage and head.is_stream and not is_encoded(head) else None
@@ -75,8 +75,8 @@ class ObservedResponse:
         """Read body bytes; returns those that the client gets."""
         if last and not (self.has_begun or self.head.is_stream):
             self._parsed = parse_response(data)
-        if self.head.is_stream and not self.has_token:
-            self.has_token = has_token_event(data) if self._has_prelude else bool(data)
+        if self._prelude is not None and self._prelude.add(data):
+            self.has_token, self._prelude = True, None
         self.has_begun = self.has_begun or bool(data)
         self._tail.add(data)
         if self._filter is None:
@@ -86,6 +86,10 @@ class ObservedResponse:
     def held_back(self) -> bytes:
         """The incomplete event at the end of a stream that ends with trailers."""
         return b"" if self._filter is None else self._filter.flush()
+
+    def is_progress(self, data: bytes) -> bool:
+        """Whether body bytes show that the engine works: in a stream, only a token and what follows it."""
+        return bool(data) and (not self.head.is_stream or (self._prelude is None and not is_comment(data)))
 
     @property
     def error_body(self) -> bytes:
@@ -137,6 +141,7 @@ class PickedRequest:
         self._is_probe = self._has_probe_result = False  # as in an exchange of the router
         self._hides_usage = False
         self._permit: QueuePermit | None = None
+        self._sent_at = 0.0
         self._pool = self._group = ""  # where no replica was chosen
         tracer = services.tracer
         self.trace = None if tracer is None else tracer.start(request)  # None: the request is not sampled
@@ -220,7 +225,7 @@ class PickedRequest:
         self.decision = decision
         is_plain, breakers = self._placement.is_plain, self._services.breakers
         self._ticket = self._active.placement.dispatch(decision, is_retry=is_retry, is_plain=is_plain)
-        self._is_placed = True
+        self._is_placed, self._sent_at = True, monotonic()
         if breakers.not_closed:
             self._is_probe = breakers.on_request_sent(ReplicaId(decision.replica.name))
 
@@ -251,8 +256,8 @@ class PickedRequest:
         self.has_response = True
         if served is not None:
             self._attribute_to(served)
-        record, request = self._record, self._request
-        self.response = ObservedResponse(head, request.head.path, hides_usage=self._hides_usage)
+        record = self._record
+        self.response = ObservedResponse(head, hides_usage=self._hides_usage)
         if self.trace is not None:
             self.trace.status = head.status
         if not self._is_placed:
@@ -279,10 +284,12 @@ class PickedRequest:
         passed = response.add(data, last=last)
         if not self._is_placed:
             return passed
-        if data:
+        if response.is_progress(data):
             self._active.connection_pools[self._record.replica].record_progress()
         if response.has_token and not had_token:
-            self._record.ttft_s = monotonic() - self._request.arrived_at
+            now, record = monotonic(), self._record
+            record.ttft_s = now - self._request.arrived_at
+            record.prefill_s = None if record.retries else now - self._sent_at  # Envoy does not say when it retried
             self._ticket.record_first_byte()
         if response.has_begun and not had_begun:
             if not (last or response.head.is_stream):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from routing.http.loop import log_exceptions
 from routing.http.response import Header, LocalResponse, RejectedRequestError, ResponseHead, is_encoded
-from routing.http.usage import begins_with_error, has_abort, has_token_event, is_aborted, parse_response
+from routing.http.usage import Prelude, begins_with_error, has_abort, is_aborted, parse_response
 from routing.log import defect
 from routing.observability.decision_log import structure_json
 from routing.observability.metrics import Outcome
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from routing.response_cache.cache import CachedResponse, CacheLookup
 
 
-# Streams of these paths begin with events before the first token.
-PRELUDE_PATHS: Final = frozenset({RESPONSES, b"/v1/messages"})
 POST: Final = b"POST"
 OK: Final = HTTPStatus.OK.value
 SERVER_ERROR: Final = HTTPStatus.INTERNAL_SERVER_ERROR.value
@@ -70,7 +68,7 @@ class State(IntEnum):
     QUEUED = 3  # the pool or task group is at its concurrency limit
     PREFILLING = 4  # another replica prefills the prompt
     CONNECTING = 5  # no idle connection was available
-    AWAITING = 6  # sent; the head may have arrived, but is held until the first byte of the body
+    AWAITING = 6  # sent; the beginning of the response may have arrived, but is held until its first token or byte
     CLASSIFYING = 7  # an error response is being buffered, because another replica may do better
     STREAMING = 8  # bytes of the response have been sent to the client: no retry from here on
     DONE = 9  # reached exactly once; the load is always released
@@ -101,11 +99,6 @@ TRANSITIONS: Final = {
 }
 
 
-def _is_failed_stream(head: ResponseHead, data: bytes) -> bool:
-    """Whether a response is a stream that begins with an error."""
-    return head.is_stream and begins_with_error(data)
-
-
 class Exchange:
     """One request and its response."""
 
@@ -124,12 +117,14 @@ class Exchange:
         "_placement_request",
         "_pool",
         "_prefill",
+        "_prelude",
         "_record",
         "_relay",
         "_removes_usage",
         "_request",
         "_retry_state",
         "_sends_unmodified",
+        "_sent_at",
         "_services",
         "_state",
         "_ticket",
@@ -164,6 +159,8 @@ class Exchange:
         self._prefill: PrefillLeg | None = None  # until the first byte; None: no replica of the pool has a role
         self._pool = self._group = ""  # set where no replica was available
         self._upstream: UpstreamConnection | None = None
+        self._sent_at = 0.0  # to the current replica
+        self._prelude: Prelude | None = None  # of the current replica's stream, held until its first token
         self._retry_state: RetryState | None = None  # since the first failure
         tracer = services.tracer
         self._trace = None if tracer is None else tracer.start(request)  # None: not sampled
@@ -303,7 +300,10 @@ class Exchange:
 
     def cancel(self) -> None:
         """Abort the replica's request at once, because the client has disconnected."""
-        self._finish(Outcome.CANCELLED)
+        outcome = Outcome.CANCELLED
+        if self._state is STREAMING and self._relay.has_ended:
+            outcome = self._record_completion()  # the client has the last event, and did not wait for the last chunk
+        self._finish(outcome)
 
     def pause(self) -> None:
         """Stop reading from the replica until the client has read what was written."""
@@ -393,6 +393,7 @@ class Exchange:
     def _send(self, upstream: UpstreamConnection) -> None:
         self._enter(AWAITING)
         self._upstream = upstream
+        self._prelude = None
         request = self._request
         self._removes_usage = (
             request.omits_usage
@@ -418,6 +419,7 @@ class Exchange:
             idle_s=self._configuration.limits.idle_timeout_s,
             bodyless=request.head.method == b"HEAD",
         )
+        self._sent_at = monotonic()
 
     def _first_byte_limit_s(self) -> float:
         """The longest wait for the first byte: a plain response is generated to its end before that."""
@@ -442,22 +444,43 @@ class Exchange:
             self._upstream = None  # it has returned to its pool
         try:
             if self._state is STREAMING:
-                if self._awaits_token() and has_token_event(data):
-                    self._on_first_token()
                 if self._lookup is not None:
                     self._lookup.record(data)
                 self._relay.finish(data)  # earlier bytes went straight to its sink
                 self._complete()
             elif head.status >= TOO_MANY or (self._removes_usage and head.status in INVALID_STATUSES):
                 self._on_error_response(head, data, last)
-            elif self._prefill is not None and self._prefill.has_parameters and _is_failed_stream(head, data):
-                self._send_without_parameters()
+            elif head.is_stream:
+                self._on_first_events(head, data, last)
             elif last:
                 self._on_whole_response(head, data)
             else:
                 self._start_response(head, data, last=False)
         except Exception as error:  # noqa: BLE001 - as log_exceptions, without a call
             self.abort_on_error(error)
+
+    def _on_first_events(self, head: ResponseHead, data: bytes, last: bool) -> None:
+        """Relay a stream from its first token on; until then another replica may still get the request."""
+        prelude = self._prelude
+        if prelude is None:
+            prelude = self._prelude = Prelude()
+        has_token = prelude.add(data)
+        if not (has_token or last or is_encoded(head)):
+            return
+        data = bytes(prelude.data)
+        if begins_with_error(data):
+            has_token = False
+            if self._prefill is not None and self._prefill.has_parameters:
+                self._send_without_parameters()
+                return
+        if has_token:
+            now = monotonic()
+            self._record.ttft_s, self._record.prefill_s = now - self._request.arrived_at, now - self._sent_at
+            self._ticket.record_first_byte()
+        if last:
+            self._on_whole_response(head, data)
+        else:
+            self._start_response(head, data, last=False)
 
     def _on_whole_response(self, head: ResponseHead, data: bytes) -> None:
         """Relay the response, unless its engine aborted it and another replica gets the request."""
@@ -536,7 +559,7 @@ class Exchange:
     # --- called by the stall detector ---
 
     def is_stream(self) -> bool:
-        """Whether the first byte arrives with the first token."""
+        """Whether the first token arrives as soon as the prompt is prefilled."""
         return not self._is_plain
 
     @property
@@ -597,9 +620,7 @@ class Exchange:
         if self._sends_unmodified and head.status < 300:
             self._on_usage_rejected()
         record.on_first_byte(head.status, is_streamed=head.is_stream)
-        if head.is_stream and (request.head.path not in PRELUDE_PATHS or has_token_event(data)):
-            self._on_first_token()
-        elif not (last or head.is_stream):
+        if not (last or head.is_stream):
             self._ticket.record_first_byte()  # at the end, ``record_response`` implies it
         if self._is_probe and head.status < TOO_MANY:
             self._has_probe_result = self._services.breakers.record_first_byte(ReplicaId(record.replica))
@@ -609,7 +630,7 @@ class Exchange:
         if self._lookup is not None:
             self._record_for_cache(self._lookup, head, data)
         del self._placement_request, self._decision
-        self._prefill = None
+        self._prefill = self._prelude = None
         request.body = b""
         self._retry_state = None
         keep_alive = request.head.keep_alive and not self._services.is_draining
@@ -617,7 +638,7 @@ class Exchange:
         if last:
             self._complete()
         elif self._upstream is not None:
-            self._upstream.pipe_to(self._relay_before_token if self._awaits_token() else self._sink())
+            self._upstream.pipe_to(self._sink())
             if self._client.is_full:  # because of an earlier response
                 self._upstream.pause()
 
@@ -644,25 +665,12 @@ class Exchange:
         if self._configuration.connection_pools[replica].on_usage_rejected():
             logger.warning("usage_request_rejected", extra={"replica": replica})
 
-    def _awaits_token(self) -> bool:
-        """Whether the response is a stream whose events so far came before the first token."""
-        return self._record.is_streamed is True and self._record.ttft_s is None
-
-    def _on_first_token(self) -> None:
-        self._record.ttft_s = monotonic() - self._request.arrived_at
-        self._ticket.record_first_byte()
-
-    @log_exceptions
-    def _relay_before_token(self, data: bytes, start: int) -> None:
-        """Relay events up to the first token; later events go straight to the relay."""
-        self._sink()(data, start)
-        if has_token_event(data) and self._state is STREAMING and self._upstream is not None:
-            self._on_first_token()
-            self._upstream.pipe_to(self._sink())
-            if self._client.is_full:
-                self._upstream.pause()
-
     def _complete(self) -> None:
+        self._finish(self._record_completion())
+        self._client.on_exchange_ended(keep_alive=self._relay.keep_alive)
+
+    def _record_completion(self) -> Outcome:
+        """Account for the complete response; how it ended."""
         self._record.latency_s = monotonic() - self._request.arrived_at
         usage, outcome = self._relay.usage(), self._relay.outcome()
         record_completion(
@@ -670,8 +678,7 @@ class Exchange:
         )
         if self._lookup is not None and outcome is Outcome.OK:
             self._lookup.complete(is_stream=self._record.is_streamed is True)
-        self._finish(outcome)
-        self._client.on_exchange_ended(keep_alive=self._relay.keep_alive)
+        return outcome
 
     def _reject(self, rejection: RejectedRequestError) -> None:
         """Respond with an error of the router's own."""

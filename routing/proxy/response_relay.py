@@ -220,6 +220,11 @@ class ResponseRelay:
             return None
         return self._tail.usage() if self._parsed is None else self._parsed.usage
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the client got the last event of a stream, of which only the end of the body may be missing."""
+        return self._head.is_stream and self._tail.has_ended()
+
     def outcome(self) -> Outcome:
         """The outcome of the complete response."""
         is_failed = self._is_aborted or (self._head.is_stream and self._tail.has_error())
@@ -298,14 +303,13 @@ def record_completion(
     if grant is not None:
         grant.charge_usage(record.prompt_tokens_estimate, usage)
     if record.status is not None and record.status < 400:
-        ttft_s = None if record.retries else record.ttft_s
         generated = None if usage is None else generated_tokens(usage)
         if record.prefill is not None and record.prefill.is_used:
             # Transferred tokens are not cached ones: those were found, or not, by the replica that prefilled.
             record.cached_tokens = record.prefill.cached_tokens
             ticket.record_prefilled_response(record.prompt_tokens, generated)
         else:
-            ticket.record_response(ttft_s, record.prompt_tokens, record.cached_tokens, generated)
+            ticket.record_response(record.prefill_s, record.prompt_tokens, record.cached_tokens, generated)
     if services.breakers.not_closed or outcome is REPLICA_ERROR:
         if record.status is None or record.status >= TOO_MANY:
             pass  # the failure was recorded when the error response was classified

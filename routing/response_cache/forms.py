@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
+from routing.http.usage import UsageFilter
+
 Json = dict[str, Any]
 
 CHAT: Final = b"/v1/chat/completions"
@@ -49,8 +51,8 @@ def stream_of_whole(path: bytes, whole: Json, *, with_usage: bool) -> bytes | No
 
 def without_usage_event(data: bytes) -> bytes:
     """A stream of choices without its usage event, for a client that did not ask for one."""
-    pieces = data.split(b"\n\n")
-    return b"\n\n".join(piece for piece in pieces if not (b'"choices":[]' in piece and b'"usage":{' in piece))
+    usage_filter = UsageFilter()
+    return usage_filter.feed(data) + usage_filter.flush()
 
 
 def _events(data: bytes) -> Iterator[Json]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from routing.upstream.pool import Address, permitted_hosts
 
+Until = Callable[[bytearray], bool]
 READ_BYTES = 64 << 10
 MAX_HEADER_BYTES = 64 << 10  # of one response
 
@@ -62,25 +63,25 @@ async def send_request(address: Address, path: str, body: bytes | None = None) -
 
 
 async def fetch(
-    address: Address, path: str, body: bytes | None = None, *, max_bytes: int, only_first_byte: bool = False
+    address: Address, path: str, body: bytes | None = None, *, max_bytes: int, until: Until | None = None
 ) -> tuple[int, bytes]:
     """Status and body of a response; arguments and errors as of ``fetch_response``."""
-    response = await fetch_response(address, path, body, max_bytes=max_bytes, only_first_byte=only_first_byte)
+    response = await fetch_response(address, path, body, max_bytes=max_bytes, until=until)
     return response.status, response.body
 
 
 async def fetch_response(
-    address: Address, path: str, body: bytes | None = None, *, max_bytes: int, only_first_byte: bool = False
+    address: Address, path: str, body: bytes | None = None, *, max_bytes: int, until: Until | None = None
 ) -> FetchedResponse:
     """The response to a GET, or to a POST of ``body``.
 
-    ``only_first_byte``: return as soon as the body has begun, or is known to be empty. OSError if there is no
-    connection; ResponseError if the response is not HTTP, ends early or is longer than ``max_bytes``.
+    ``until``: return as soon as it is true of the body so far. OSError if there is no connection; ResponseError if the
+    response is not HTTP, ends early or is longer than ``max_bytes``.
     """
     received = _Body()
     parser = HttpResponseParser(received)
     async with send_request(address, path, body) as response:
-        while not (received.is_complete or (only_first_byte and received.data)):
+        while not (received.is_complete or (until is not None and until(received.data))):
             data = await response.read(READ_BYTES)
             try:
                 parser.feed_data(data)
@@ -90,7 +91,7 @@ async def fetch_response(
                 raise ResponseError(f"longer than {max_bytes} bytes")
             if not data:
                 break
-    if not (received.is_complete or only_first_byte):
+    if not (received.is_complete or until is not None):
         raise ResponseError("the response is not complete")
     return FetchedResponse(parser.get_status_code(), bytes(received.data), received.headers)
 

@@ -39,6 +39,7 @@ from routing.http.response import (
     template_of,
 )
 from routing.http.sockets import acknowledged_bytes
+from routing.http.usage import is_comment
 
 if TYPE_CHECKING:
     from routing.upstream.pool import ConnectionPool
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 SYN_BYTES: Final = 1  # the SYN counts as one acknowledged byte
 MAX_HEAD_BYTES: Final = 64 << 10  # of a response, interim responses included
+COLON: Final = ord(":")
 JOINED_BYTES: Final = 16 << 10  # a shorter body is appended to its head, which costs less than a second write
 
 
@@ -62,7 +64,10 @@ class Listener(Protocol):
     """The receiver of a response."""
 
     def on_response(self, head: ResponseHead, data: bytes, last: bool) -> None:
-        """Body bytes arrived (perhaps none), the first or further ones; ``last``: the response is complete."""
+        """Body bytes arrived (perhaps none), the first or further ones; ``last``: the response is complete.
+
+        Called again with further bytes until ``UpstreamConnection.pipe_to`` gives them a sink.
+        """
 
     def on_upstream_failed(self, failure: Failure, *, is_stale: bool) -> None:
         """The response failed. ``is_stale``: an idle connection had ended, and the replica has not seen the request."""
@@ -71,7 +76,7 @@ class Listener(Protocol):
         """The replica is stalled: another replica may respond earlier."""
 
     def is_stream(self) -> bool:
-        """Whether the first byte arrives as soon as the prompt is prefilled."""
+        """Whether the first token arrives as soon as the prompt is prefilled."""
         ...
 
     @property
@@ -251,7 +256,8 @@ class UpstreamConnection(asyncio.Protocol):
             return
         start = chunk_start(data)
         if start and self._is_between_chunks:
-            self.deadline = self._loop_time() + self._idle_s
+            if data[start] != COLON or not is_comment(data, start):  # comments are no progress of the engine
+                self.deadline = self._loop_time() + self._idle_s
             sink(data, start)
             return
         self._is_between_chunks = False
@@ -259,13 +265,14 @@ class UpstreamConnection(asyncio.Protocol):
         if self._complete or self._is_unusable:
             self._deliver(cast("ResponseHead", self._head))
         elif _parts:
-            self.deadline = self._loop_time() + self._idle_s  # later than before, so the wheel need not know
             body = _parts.pop() if len(_parts) == 1 else _take_body()
+            if not body.startswith(b":") or not is_comment(body):
+                self.deadline = self._loop_time() + self._idle_s  # later than before, so the wheel need not know
             self._is_between_chunks = start > 0 and len(body) == len(data) - start - 2
             sink(body, 0)
 
     def _on_first_read(self, data: bytes) -> None:
-        """Read up to the first body byte, in one or more reads."""
+        """Read until the listener takes the body, in one or more reads. They are no progress and move no deadline."""
         listener = self._listener
         if listener is None:
             self.abort()  # bytes without a request

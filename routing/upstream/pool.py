@@ -78,7 +78,7 @@ class Address:
             lines_without_rank = [line for line in lines.splitlines(keepends=True) if not _is_rank(line)]
             lines = b"%bX-data-parallel-rank: %d\r\n" % (b"".join(lines_without_rank), rank)
         length = b"Content-Length: %d\r\n" % body_bytes if body_bytes or head.method == b"POST" else b""
-        return b"%b %b%b HTTP/1.1\r\nHost: %b\r\n%bX-Request-Id: %b\r\n%b\r\n" % (
+        return b"%b %b%b HTTP/1.1\r\nHost: %b\r\nAccept-Encoding: identity\r\n%bX-Request-Id: %b\r\n%b\r\n" % (
             head.method,
             self.base,
             head.target,

@@ -324,6 +324,42 @@ def test_streams_of_a_real_engine_lose_only_their_usage_chunk(case: str) -> None
     lines = map(json.loads, (CAPTURES / "vllm-http-0.32.0-ok.jsonl").read_text().splitlines())
     reads = [text.encode() for _, text in next(it for it in lines if it["case"] == case)["response"]["reads"]]
     remaining = [read for read in reads if b'"choices":[]' not in read]
+    if len(remaining) < len(reads):  # the fingerprint moves to the last chunk that remains
+        moved = json.dumps(json.loads(reads[-2][6:])["system_fingerprint"]).encode()
+        remaining[-2] = remaining[-2].replace(b"}\n\n", b',"system_fingerprint":' + moved + b"}\n\n")
 
     assert passed(reads) == b"".join(remaining)
     assert passed([b"".join(reads)]) == b"".join(remaining)
+
+
+FINISH = b'data: {"choices":[{"index":0,"finish_reason":"stop"}]}\n\n'
+FINGERPRINT = b'data: {"choices":[],"usage":{"prompt_tokens":5},"system_fingerprint":"v1"}\n\n'
+FINISHED = b'data: {"choices":[{"index":0,"finish_reason":"stop"}],"system_fingerprint":"v1"}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "received"),
+    [
+        ([FINISH, FINGERPRINT, DONE], FINISHED + DONE),
+        ([FINISH, FINGERPRINT], FINISHED),
+        ([FINISH, USAGE, DONE], FINISH + DONE),  # it has no fingerprint
+        ([FINISH, DONE], FINISH + DONE),
+        ([FINISH], FINISH),
+        ([FINISHED, FINGERPRINT, DONE], FINISHED + DONE),  # it has both
+        ([FINISH, EVENTS[0], FINISH, FINGERPRINT, DONE], FINISH + EVENTS[0] + FINISHED + DONE),  # two choices
+        ([FINISH, FINGERPRINT, FINGERPRINT, DONE], FINISHED + DONE),
+        ([EVENTS[0], FINGERPRINT, DONE], EVENTS[0] + DONE),
+    ],
+)
+@pytest.mark.parametrize("size", [0, 1, 50])
+def test_the_last_chunk_keeps_the_fingerprint(sent: list[bytes], received: bytes, size: int) -> None:
+    whole = b"".join(sent)
+
+    assert passed([whole[at : at + size] for at in range(0, len(whole), size)] if size else sent) == received
+
+
+def test_a_chunk_with_a_finish_reason_passes_with_the_next_event() -> None:
+    usage_filter = UsageFilter()
+
+    assert [usage_filter.feed(event) for event in (EVENTS[0], FINISH, DONE)] == [EVENTS[0], b"", FINISH + DONE]

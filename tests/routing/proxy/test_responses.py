@@ -165,7 +165,7 @@ async def test_an_interim_response_never_gets_into_another_response(two: list[Fa
 
 async def test_endless_trailers_are_not_stored(replica: FakeReplica) -> None:
     async def script(call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(b"hello"), b"0\r\n")
+        await call.send(STREAM_HEAD, chunk(b"data: hello\n\n"), b"0\r\n")
         for _ in range(200):
             await call.send(b"X-More: of the same\r\n" * 100)
         await call.wait_gone()

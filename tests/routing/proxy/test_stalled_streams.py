@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,6 +18,7 @@ from tests.routing.proxy.harness import DEADLINE_S, Harness, config, routed
 from tests.routing.proxy.streams import STREAM, WHOLE, Load, p95
 from tests.side_by_side import alone
 
+COMMENT = b": keep-alive\n\n"
 QUICK = BreakerConfig(stall_s=0.3, open_s=0.3, slow_start_s=0.4)
 
 
@@ -26,6 +28,7 @@ class Engine:
 
     first_byte_s: float = 0.02
     sends_head: bool = True
+    comments_s: float | None = None  # between two comments while no token comes; None: it sends none
     runs: asyncio.Event = field(default_factory=asyncio.Event)
     requests: int = 0
 
@@ -38,12 +41,21 @@ class Engine:
             await call.send(STREAM_HEAD)
         await asyncio.sleep(self.first_byte_s)
         for number in range(3):
-            await self.runs.wait()
+            await self.wait(call)
             await call.send((b"" if self.sends_head or number else STREAM_HEAD) + chunk(sse({"n": number})))
         await call.send(LAST_CHUNK)
 
+    async def wait(self, call: Call) -> None:
+        """Wait until the engine runs, as vLLM with ``--sse-keep-alive-interval``."""
+        while not self.runs.is_set():
+            if self.comments_s is not None:
+                await call.send(chunk(COMMENT))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.comments_s):
+                    await self.runs.wait()
 
-def engines(replicas: list[FakeReplica], **options: float) -> list[Engine]:
+
+def engines(replicas: list[FakeReplica], **options: float | None) -> list[Engine]:
     engines_made = [Engine(**options) for _ in replicas]
     for replica, engine in zip(replicas, engines_made, strict=True):
         replica.script = engine
@@ -54,11 +66,13 @@ async def is_out(harness: Harness, name: str = "replica-0") -> None:
     await harness.until(lambda: not harness.router.balancer.health.is_up(name), f"{name} to be out")
 
 
-@pytest.mark.parametrize("sends_head", [True, False])
+@pytest.mark.parametrize(("sends_head", "comments_s"), [(True, None), (False, None), (True, 0.05)])
 async def test_a_stalled_engine_is_ejected_and_its_streams_are_retried(
-    sends_head: bool, two: list[FakeReplica]
+    sends_head: bool, comments_s: float | None, two: list[FakeReplica]
 ) -> None:
-    first, second = engines(two, sends_head=sends_head)
+    first, second = engines(two, sends_head=sends_head, comments_s=comments_s)
+    if comments_s is not None:
+        two[0].on_token_probe = first  # gets comments and no token either
     async with routed(config(two, breaker=QUICK)) as harness:
         load = Load(harness, rate=50)
         await load.run(0.5)
@@ -80,6 +94,44 @@ async def test_a_stalled_engine_is_ejected_and_its_streams_are_retried(
 
 
 @alone
+async def test_comments_of_streams_in_progress_do_not_hide_a_stall(two: list[FakeReplica]) -> None:
+    first, second = engines(two, comments_s=0.05)
+    has_token = asyncio.Event()
+
+    async def begins(call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(sse({"n": 0})))
+        has_token.set()
+        first.runs.clear()
+        two[0].script = first
+        await first.wait(call)
+
+    two[0].script = begins
+    two[0].on_token_probe = first
+    async with routed(config(two, breaker=QUICK)) as harness:
+        in_progress = asyncio.create_task(harness.chat(STREAM))
+        await asyncio.wait_for(has_token.wait(), DEADLINE_S)
+        assert [(await harness.chat(STREAM)).body for _ in range(2)] == [WHOLE] * 2
+        assert not harness.router.balancer.health.is_up("replica-0")
+        assert second.requests == 2
+        in_progress.cancel()
+        await asyncio.gather(in_progress, return_exceptions=True)
+
+
+@pytest.mark.parametrize("tail", [COMMENT, COMMENT[:4]])
+async def test_a_stream_of_comments_only_ends_at_its_deadline(replica: FakeReplica, tail: bytes) -> None:
+    async def script(call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(sse({"n": 0})))
+        while not call.writer.is_closing():
+            await call.send(chunk(tail))
+            await asyncio.sleep(0.05)
+
+    replica.script = script
+    async with routed(config([replica], limits=Limits(idle_timeout_s=0.3))) as harness:
+        response = await harness.chat(STREAM)
+        assert b"did not respond in time" in response.body
+        await harness.at_rest()
+
+
 async def test_a_stalled_replica_is_readmitted_by_a_probe_and_starts_slowly(two: list[FakeReplica]) -> None:
     first, _ = engines(two)
     async with routed(config(two, breaker=QUICK)) as harness:

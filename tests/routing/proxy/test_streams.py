@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from routing.schema import LowestCostSettings, StreamUsage
+from routing.http.usage import MAX_PRELUDE_BYTES
+from routing.schema import ConcurrencyConfig, LowestCostSettings, StreamUsage
 from tests.fakes.replica import (
     LAST_CHUNK,
     STREAM_HEAD,
@@ -22,7 +23,7 @@ from tests.fakes.replica import (
     sse,
     streaming,
 )
-from tests.routing.proxy.harness import BODY, DEADLINE_S, Harness, config, decision_page, post, routed, samples
+from tests.routing.proxy.harness import BODY, CHAT, DEADLINE_S, Harness, config, decision_page, post, routed, samples
 
 STREAM = json.dumps({**json.loads(BODY), "stream": True}).encode()
 USAGE = b'{"choices":[],"usage":{"prompt_tokens":4310,"prompt_tokens_details":{"cached_tokens":16}}}'
@@ -30,7 +31,6 @@ EVENT = b"data: " + USAGE + b"\n\n"
 LONG = {"model": "tiny", "messages": [{"role": "user", "content": "Say something. " * 2000}]}
 CREATED = b'event: response.created\ndata: {"type":"response.created","response":{"instructions":"\\"type\\""}}\n\n'
 IN_PROGRESS = b'event: response.in_progress\ndata: {"type":"response.in_progress"}\n\n'
-OUTPUT = b'event: response.output_item.added\ndata: {"type": "response.output_item.added"}\n\n'
 DELTA = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"x"}\n\n'
 
 
@@ -93,6 +93,90 @@ async def test_prefill_rates_are_learned_from_streamed_responses_only(replica: F
         assert prefill.samples == 1
 
 
+async def test_a_prefill_rate_is_without_the_wait_in_the_admission_queue(replica: FakeReplica) -> None:
+    async def engine(call: Call) -> None:
+        await asyncio.sleep(0.1)
+        await call.send(STREAM_HEAD, chunk(delta(content="x")), chunk(EVENT), LAST_CHUNK)
+
+    replica.script = engine
+    queue, body = ConcurrencyConfig(max_running=1), json.dumps({**LONG, "stream": True}).encode()
+    async with routed(config([replica], settings=LowestCostSettings(), concurrency=queue)) as harness:
+        await asyncio.gather(*(harness.chat(body) for _ in range(4)))
+        mean_ttft_s = sum(record["ttft_s"] for record in records(harness)) / 4  # 1, 2, 3 and 4 times the engine's
+        prefill = harness.router.balancer.loads.load("replica-0").prefill
+
+    assert prefill.samples == 4
+    assert prefill.tokens_per_s > 1.5 * 4294 / mean_ttft_s
+
+
+async def test_a_prefill_rate_is_learned_from_a_retry_without_the_failed_attempt(two: list[FakeReplica]) -> None:
+    async def fails_once(call: Call) -> None:
+        if len(two[0].calls) + len(two[1].calls) == 1:
+            await asyncio.sleep(0.3)
+            call.reset()
+        else:
+            await streaming(delta(content="x"), EVENT)(call)
+
+    two[0].script = two[1].script = fails_once
+    async with routed(config(two)) as harness:
+        response = await harness.chat(json.dumps({**LONG, "stream": True}).encode())
+        (decision,) = records(harness)
+        prefill = harness.router.balancer.loads.load(response.replica).prefill
+
+    assert (decision["retries"], prefill.samples) == (1, 1)
+    assert decision["ttft_s"] >= 0.3
+    assert prefill.tokens_per_s > 1.5 * 4294 / decision["ttft_s"]
+
+
+ENDS = [
+    (CHAT, sse("[DONE]")),
+    (b"/v1/completions", sse("[DONE]")),
+    (b"/v1/messages", sse({"type": "message_stop"})),
+    (b"/v1/responses", sse({"response": {"usage": {"input_tokens": 4310}}, "type": "response.completed"})),
+]
+
+
+@pytest.mark.parametrize(("path", "end"), ENDS)
+async def test_a_client_that_closes_after_the_last_event_has_a_complete_response(
+    replica: FakeReplica, path: bytes, end: bytes
+) -> None:
+    async def engine(call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(delta(content="x")), chunk(EVENT), chunk(end))
+        await call.wait_gone()  # the last chunk never comes
+
+    replica.script = engine
+    messages = [{"role": "user", "content": "x"}]
+    body = json.dumps({"prompt": "x", "input": "x", "messages": messages, "max_tokens": 9, "stream": True}).encode()
+    async with routed(config([replica])) as harness:
+        async with harness.connect() as client:
+            await client.send(post(path, body))
+            await client.read_until(end)
+        await harness.at_rest()
+        (decision,) = records(harness)
+        _, text = await harness.admin("GET", "/metrics")
+
+    assert 'outcome="ok"} 1' in text
+    assert 'outcome="cancelled"' not in text
+    assert decision["prompt_tokens"] == 4310
+    assert decision["latency_s"] is not None
+
+
+async def test_a_client_that_closes_before_the_last_event_has_cancelled(replica: FakeReplica) -> None:
+    async def engine(call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(delta(content="data: [DONE]")), chunk(EVENT))
+        await call.wait_gone()
+
+    replica.script = engine
+    async with routed(config([replica])) as harness:
+        async with harness.connect() as client:
+            await client.send(post(CHAT, STREAM))
+            await client.read_until(b"data: [DONE]")
+        await harness.at_rest()
+        _, text = await harness.admin("GET", "/metrics")
+
+    assert 'outcome="cancelled"} 1' in text
+
+
 async def test_embeddings_never_have_a_first_token(replica: FakeReplica) -> None:
     replica.script = answering(USAGE)
     body = json.dumps({"model": "tiny", "input": "A text.", "stream": True}).encode()
@@ -105,32 +189,104 @@ async def test_embeddings_never_have_a_first_token(replica: FakeReplica) -> None
         assert await counts(harness, "ttft_seconds") == {}
 
 
-@pytest.mark.parametrize("together", [False, True])
-async def test_responses_api_events_before_the_first_token_are_not_it(replica: FakeReplica, together: bool) -> None:
+COMMENT = b": keep-alive\n\n"
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+STARTED = (
+    b'event: message_start\ndata: {"type":"message_start","message":{"content":[],"usage":{"output_tokens":0}}}\n\n'
+)
+
+
+def block(kind: str, **fields: Any) -> bytes:
+    """The start of a content block."""
+    return sse({"type": "content_block_start", "content_block": {"type": kind, **fields}, "index": 0})
+
+
+def delta(**fields: Any) -> bytes:
+    """One event of a chat."""
+    return sse({"choices": [{"index": 0, "delta": fields, "logprobs": None, "finish_reason": None}]})
+
+
+def item(kind: str) -> bytes:
+    """An output item of the responses API."""
+    return sse({"type": "response.output_item.added", "item": {"type": kind, "status": "in_progress"}})
+
+
+ROLE = delta(role="assistant", content="")
+EMPTY_TEXT = sse({"choices": [{"index": 0, "text": "", "finish_reason": None}]})
+PRELUDES = [
+    (CHAT, [COMMENT], delta(content="x")),
+    (CHAT, [ROLE], delta(content="x")),
+    (CHAT, [COMMENT + COMMENT, b"\n\n", ROLE, COMMENT], delta(reasoning="x")),
+    (CHAT, [delta(role="assistant", content=None, tool_calls=None)], delta(reasoning_content="x")),
+    (CHAT, [ROLE], delta(tool_calls=[{"index": 0, "function": {"name": "f", "arguments": ""}}])),
+    (CHAT, [sse({"choices": [], "prompt_filter_results": []}), ROLE], delta(refusal="x")),
+    (CHAT, [ROLE], sse({"choices": [{"delta": {"content": ""}, "token_ids": [5], "finish_reason": None}]})),
+    (CHAT, [ROLE], sse({"choices": [{"delta": {"content": ""}, "finish_reason": "stop"}]})),
+    (b"/v1/completions", [COMMENT, EMPTY_TEXT], sse({"choices": [{"index": 0, "text": "x"}]})),
+    (b"/v1/messages", [PING, STARTED, block("text", text="")], sse({"type": "content_block_delta"})),
+    (b"/v1/messages", [STARTED, block("thinking", thinking="")], sse({"type": "content_block_delta"})),
+    (b"/v1/messages", [STARTED], block("tool_use", name="f", input={})),
+    (b"/v1/responses", [CREATED, IN_PROGRESS], DELTA),
+    (b"/v1/responses", [CREATED + IN_PROGRESS, item("reasoning"), item("message")], DELTA),
+    (b"/v1/responses", [CREATED, COMMENT], item("function_call")),
+]
+
+
+@pytest.mark.parametrize(("path", "prelude", "token"), PRELUDES)
+@pytest.mark.parametrize("piece_bytes", [None, 7])
+async def test_the_ttft_ends_at_the_first_token(
+    replica: FakeReplica, path: bytes, prelude: list[bytes], token: bytes, piece_bytes: int | None
+) -> None:
     released = asyncio.Event()
-    before = [CREATED + IN_PROGRESS] if together else [CREATED, IN_PROGRESS]
+    if piece_bytes is not None:
+        whole = b"".join(prelude)
+        prelude = [whole[at : at + piece_bytes] for at in range(0, len(whole), piece_bytes)]
 
     async def slow(call: Call) -> None:
         await call.send(STREAM_HEAD)
-        for events in before:
+        for events in prelude:
             await call.send(chunk(events))
         await released.wait()
-        await call.send(chunk(OUTPUT), chunk(DELTA), LAST_CHUNK)
+        await call.send(chunk(token), chunk(COMMENT), LAST_CHUNK)
 
     replica.script = slow
-    body = json.dumps({"model": "tiny", "input": "Say something.", "stream": True}).encode()
+    body = json.dumps({"model": "tiny", "input": "x", "prompt": "x", "messages": [], "stream": True}).encode()
     async with routed(config([replica])) as harness, harness.connect() as client, asyncio.timeout(DEADLINE_S):
-        await client.send(post(b"/v1/responses", body))
-        received = await client.read_until(IN_PROGRESS)
-        assert harness.router.balancer.loads.load("replica-0").waiting_tokens > 0
-        asyncio.get_running_loop().call_later(0.1, released.set)
-        received += await client.read_until(LAST_CHUNK)
+        await client.send(post(path, body))
+        call = await replica.wait_calls(1)
+        later = asyncio.get_running_loop().call_later(0.1, released.set)
+        response = await client.read_response()
+        later.cancel()
         await harness.at_rest()
         (decision,) = records(harness)
 
-        assert [event in received for event in (CREATED, IN_PROGRESS, OUTPUT, DELTA)] == [True] * 4
+        assert response.body == b"".join(prelude) + token + COMMENT
         assert 0.1 <= decision["ttft_s"] <= decision["latency_s"]
         assert await counts(harness, "ttft_seconds") == {"": 1}
+        assert call.header(b"accept-encoding") == [b"identity"]
+
+
+async def test_a_stream_without_a_token_has_no_ttft(replica: FakeReplica) -> None:
+    async with routed(config([replica])) as harness:
+        for events in ([COMMENT, ROLE], [sse({"error": {"message": "EngineCore died", "code": 500}})]):
+            replica.script = streaming(*events)
+            assert (await harness.chat(STREAM)).body == b"".join(events)
+
+        assert [record["ttft_s"] for record in records(harness)] == [None, None]
+        assert await counts(harness, "ttft_seconds") == {}
+
+
+async def test_a_long_prelude_is_relayed_before_the_first_token(replica: FakeReplica) -> None:
+    created = sse({"type": "response.created", "response": {"instructions": "x" * MAX_PRELUDE_BYTES}})
+
+    async def slow(call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(created))
+        await call.wait_gone()
+
+    replica.script = slow
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        await client.send(post(b"/v1/responses", json.dumps({"input": "x", "stream": True}).encode()))
+        await client.read_until(created[-64:])
 
 
 async def test_a_waiting_plain_request_counts_as_prefilled_at_a_later_first_token(replica: FakeReplica) -> None:
