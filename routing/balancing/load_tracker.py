@@ -209,6 +209,9 @@ class Load:
     dispatched_tokens: int = 0  # estimated uncached prompt tokens of these
     remote_running: int = 0  # part of ``running`` that other processes sent
     remote_tokens: int = 0  # part of ``waiting_tokens`` that other processes sent
+    reports_details: bool = (
+        False  # ``prompt_tokens_details`` have come from the engine: without them, nothing was cached
+    )
 
     def remaining_tokens(self, now_s: float) -> float:
         """``waiting_tokens`` less the estimated progress of the oldest request."""

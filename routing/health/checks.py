@@ -264,7 +264,9 @@ class Balancer:
             event(logger, "replica_ejected", level=logging.WARNING, replica=replica, reason=reason)
 
     def begin_slow_start(self, replica: ReplicaId) -> None:
-        """Let a replica take traffic, at first only a part of its share."""
+        """Let a replica take traffic, at first only a part of its share. It may run with other options than before."""
+        for target in self.fleet.placement.targets_by_replica.get(replica, ()) if self.fleet is not None else ():
+            self.loads.load(target).reports_details = False
         self.slow_starts.begin(replica, self.breakers.settings(replica).slow_start_s, self.loop.time())
 
     def progress_at(self, replica: str) -> float:

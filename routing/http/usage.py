@@ -67,6 +67,11 @@ def lacks_details(usage: Usage) -> bool:
     return _cached_tokens(usage) is None and bool(generated_tokens(usage))
 
 
+def has_details(usage: Usage) -> bool:
+    """Whether ``prompt_tokens_details`` report the cached tokens, as chats and completions do if they are enabled."""
+    return usage.prompt_tokens_details is not None and usage.prompt_tokens_details.cached_tokens is not None
+
+
 def prompt_and_cached(usage: Usage) -> tuple[int | None, int | None]:
     """Tokens of the prompt, and how many of them came from the prefix cache; None: not reported."""
     prompt, cached = usage.prompt_tokens, _cached_tokens(usage)

@@ -238,12 +238,17 @@ class Record:
         self.status = status
         self.is_streamed = is_streamed
 
-    def add_usage(self, usage: Usage | None) -> None:
-        """Record the usage that the response reports."""
-        if usage is not None:
-            self.prompt_tokens, self.cached_tokens = prompt_and_cached(usage)
-            self.generated_tokens = generated_tokens(usage)
-            self.lacks_details = self.prompt_tokens is not None and lacks_details(usage)
+    def add_usage(self, usage: Usage, *, omits_zero: bool = False) -> None:
+        """Record the usage that the response reports.
+
+        ``omits_zero``: the engine reports details, so where they are missing, no token was cached. vLLM before about
+        0.23 leaves them out then.
+        """
+        self.prompt_tokens, self.cached_tokens = prompt_and_cached(usage)
+        self.generated_tokens = generated_tokens(usage)
+        self.lacks_details = self.prompt_tokens is not None and lacks_details(usage)
+        if self.lacks_details and omits_zero and usage.prompt_tokens is not None:
+            self.cached_tokens, self.lacks_details = 0, False
 
     def as_json(self, seq: int | None = None, ratio: float = 1.0) -> dict[str, Any]:
         """The record in the format of the admin port, with a sample of its block hashes if ``ratio`` < 1."""

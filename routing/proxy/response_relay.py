@@ -26,7 +26,7 @@ from routing.http.response import (
     is_encoded,
 )
 from routing.http.response_json import ParsedResponse, Usage
-from routing.http.usage import ResponseTail, UsageFilter, generated_tokens
+from routing.http.usage import ResponseTail, UsageFilter, generated_tokens, has_details
 from routing.observability.decision_log import Record
 from routing.observability.metrics import Outcome
 from routing.proxy.retries import TOO_MANY
@@ -299,7 +299,11 @@ def record_completion(
     """Account for a complete response: usage, rates, load and circuit breaker. ``was_probe``: of an ejected replica."""
     if not record.prompt_tokens_estimate:
         usage = None  # a stored response reports its usage again
-    record.add_usage(usage)
+    if usage is not None:
+        load = ticket.load
+        if not load.reports_details and has_details(usage):
+            load.reports_details = True
+        record.add_usage(usage, omits_zero=load.reports_details)
     if grant is not None:
         grant.charge_usage(record.prompt_tokens_estimate, usage)
     if record.status is not None and record.status < 400:

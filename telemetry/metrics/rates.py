@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+UPPER_BOUND = "At most: vLLM before about 0.23 leaves cached tokens out where there are none."
 NEARLY_ALL = 0.9995  # of all responses; a hit rate of fewer is shown with the share that it covers
 MAX_DIFFERENCE_POINTS = 5.0  # percentage points by which two rates may differ
 MIN_REQUESTS = 200  # on either side of a pair

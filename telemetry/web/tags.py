@@ -19,6 +19,7 @@ from telemetry.lab.chains import format_hash
 from telemetry.lab.predictions import Verdict
 from telemetry.lab.shared_cache import Advice
 from telemetry.lint.structure import PromptStructure, Segment, Volatile
+from telemetry.metrics.rates import UPPER_BOUND
 from telemetry.metrics.windows import PointState
 from telemetry.models import Alert, AlertRule, AlertState, RuleKind
 from telemetry.services.alerts.previews import Episode
@@ -158,7 +159,8 @@ def accounted(share: float | None) -> SafeString:
     """The share of responses that reported cached tokens, unless all did."""
     if share is None or share >= 0.9995:
         return SafeString("")
-    return format_html('<span class="muted small">of {} of responses</span>', percent(share))
+    text = '<span class="muted small">of {} of responses, <abbr title="{}">at most</abbr></span>'
+    return format_html(text, percent(share), UPPER_BOUND)
 
 
 @register.simple_tag

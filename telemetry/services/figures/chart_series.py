@@ -79,7 +79,7 @@ def _delivered(subject: Subject, window: Window) -> list[Series]:
 
 def _accounted_note(label: str, steps: Steps) -> str:
     rows = [row for of_step in steps.values() for row in of_step]
-    return series.accounted_note(label, accounted_ratio(total(rows, "usage_reported"), total(rows, "ok_requests")))
+    return series.hit_rate_note(label, accounted_ratio(total(rows, "usage_reported"), total(rows, "ok_requests")))
 
 
 def _delivered_points(rows: Steps, covered: Mapping[datetime, sums.Coverage]) -> dict[datetime, Point]:

@@ -12,7 +12,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from telemetry.metrics.histograms import Merged, quantile
-from telemetry.metrics.rates import NEARLY_ALL, accounted_ratio, hit_rate_ratio, ratio, sum_known
+from telemetry.metrics.rates import NEARLY_ALL, UPPER_BOUND, accounted_ratio, hit_rate_ratio, ratio, sum_known
 from telemetry.metrics.windows import PointState, ReachableShare, Series, Window
 from telemetry.services.figures.overview import (
     Pools,
@@ -107,12 +107,18 @@ def hit_rate_by_group(pools: Pools, window: Window) -> list[Series]:
 
 def _accounted_note(label: str, rows: Collection[sums.RouterSums]) -> str:
     completed = sum_known(row.completed for row in rows)
-    return accounted_note(label, accounted_ratio(sum_known(row.usage_reported for row in rows), completed))
+    return hit_rate_note(label, accounted_ratio(sum_known(row.usage_reported for row in rows), completed))
 
 
 def accounted_note(label: str, share: float | None) -> str:
-    """Text about the share of responses that a hit rate covers; "" for ``NEARLY_ALL`` of them or more."""
+    """Text about the share of responses that a figure covers; "" for ``NEARLY_ALL`` of them or more."""
     return "" if share is None or share >= NEARLY_ALL else f"{label} covers {share * 100:.1f} % of the responses."
+
+
+def hit_rate_note(label: str, share: float | None) -> str:
+    """The same for the hit rate of responses that report their cached tokens."""
+    note = accounted_note(label, share)
+    return f"{note} {UPPER_BOUND}" if note else ""
 
 
 def _group_point(row: sums.RouterSums | None, coverage: sums.Coverage | None) -> Point:

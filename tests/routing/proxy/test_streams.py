@@ -12,6 +12,7 @@ import pytest
 
 from routing.http.usage import MAX_PRELUDE_BYTES
 from routing.schema import ConcurrencyConfig, LowestCostSettings, StreamUsage
+from routing.types import ReplicaId
 from tests.fakes.replica import (
     LAST_CHUNK,
     STREAM_HEAD,
@@ -126,6 +127,42 @@ async def test_a_prefill_rate_is_learned_from_a_retry_without_the_failed_attempt
     assert (decision["retries"], prefill.samples) == (1, 1)
     assert decision["ttft_s"] >= 0.3
     assert prefill.tokens_per_s > 1.5 * 4294 / decision["ttft_s"]
+
+
+def usage_event(prompt: int, cached: int | None) -> bytes:
+    details = None if cached is None else {"cached_tokens": cached}
+    usage = {"prompt_tokens": prompt, "completion_tokens": 5, "prompt_tokens_details": details}
+    return sse({"choices": [], "usage": usage})
+
+
+async def test_missing_details_are_zero_once_a_replica_has_sent_some(replica: FakeReplica) -> None:
+    async with routed(config([replica])) as harness:
+        for cached in (None, 500, None, None):
+            replica.script = streaming(delta(content="x"), usage_event(1000, cached))
+            await harness.chat(STREAM)
+        _, text = await harness.admin("GET", "/metrics")
+        assert [record["cached_tokens"] for record in records(harness)] == [None, 500, 0, 0]
+        counted = samples(text)
+        assert counted["warmpath_router_usage_without_details_total"][0][1] == 1
+        assert counted["warmpath_router_cached_tokens_total"][0][1] == 500
+        assert counted["warmpath_router_prompt_tokens_total"][0][1] == 3000
+
+        harness.router.balancer.begin_slow_start(ReplicaId("replica-0"))  # it has returned, perhaps with other options
+        await harness.chat(STREAM)
+        assert records(harness)[-1]["cached_tokens"] is None
+
+
+async def test_details_of_the_responses_api_say_nothing_about_those_of_chats(replica: FakeReplica) -> None:
+    usage = {"input_tokens": 1000, "output_tokens": 5, "input_tokens_details": {"cached_tokens": 0}}
+    async with routed(config([replica])) as harness:
+        replica.script = streaming(DELTA, sse({"type": "response.completed", "response": {"usage": usage}}))
+        async with harness.connect() as client:
+            await client.send(post(b"/v1/responses", json.dumps({"input": "x", "stream": True}).encode()))
+            await client.read_response()
+        replica.script = streaming(delta(content="x"), usage_event(1000, None))
+        await harness.chat(STREAM)
+
+        assert [record["cached_tokens"] for record in records(harness)] == [0, None]
 
 
 ENDS = [

@@ -314,7 +314,8 @@ def test_pages_say_which_share_of_the_responses_a_group_s_hit_rate_rests_on(visi
     RouterReading.objects.filter(group="coding", usage_reported__gt=0).update(ok_requests=F("usage_reported") * 4)
 
     assert "of 25.0 % of responses" in visitor.get("/pools/chat/").text
-    assert "from 25.0 % of responses" in visitor.get("/pools/chat/groups/coding/").text
+    page = visitor.get("/pools/chat/groups/coding/").text
+    assert "from 25.0 % of responses, which reported cached tokens: an upper bound" in page
     rows = visitor.get("/charts/hit-rate.csv?pool=chat&group=coding").text.splitlines()
     assert rows[0].endswith(",notes")
     assert "Hit rate covers 25.0 % of the responses." in rows[-1]

@@ -11,6 +11,7 @@ from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica, remove_replica, set_replica_state
 from controlplane.services.fleet.task_groups import create_task_group
 from telemetry.metrics.counters import ReadingState
+from telemetry.metrics.rates import UPPER_BOUND
 from telemetry.metrics.windows import PointState, Window
 from telemetry.services.figures import chart_series, groups, overview, series
 from telemetry.services.figures.overview import Subject
@@ -449,7 +450,7 @@ def test_a_group_s_figures_say_which_share_of_the_responses_they_rest_on(pool, r
     assert {share.name: share.accounted_ratio for share in shares} == {"r1": 0.5, "r2": 0.0}
 
     notes = {line.label: line.note for line in series.hit_rate_by_group([pool], MINUTE)}
-    assert notes["part"] == "part covers 25.0 % of the responses."
+    assert notes["part"] == f"part covers 25.0 % of the responses. {UPPER_BOUND}"
     assert notes["whole"] == notes["failed"] == ""
     assert chart_series.hit_rate(subject, MINUTE)[0].note.startswith("Hit rate covers 25.0 % of the responses.")
 
