@@ -412,12 +412,16 @@ class Placement:
             route = canary.route
         candidates = route.replicas.candidates(health, served.adapter)
         pinned = request.pinned
+        if pinned is not None and health.has_limited:
+            candidates = route.replicas.with_limited(health, served.adapter)  # no other replica stores the response
         if pinned is not None and pinned in candidates.loads and _is_untried(route, pinned, excluded):
             candidates = candidates.subset([pinned])
         elif route.follows_traffic or excluded:
             candidates = _eligible_candidates(route, candidates, served.adapter, excluded)
             if not candidates.loads and served.adapter:  # all replicas that serve the adapter have failed
                 candidates = _without_failed(route, route.replicas.with_adapter(health, served.adapter), excluded)
+        if not candidates.loads and health.has_limited:
+            candidates = _without_failed(route, route.replicas.with_limited(health, served.adapter), excluded)
         if not candidates.loads:
             raise NoReplicaError(route.pool, route.group, served.adapter)
         ratio = ratios.get(served.model) or ratios[""]

@@ -30,12 +30,13 @@ from routing.types import PrefixHash, ReplicaId, TargetId
 
 
 class HealthRegistry:
-    """The replicas that are down, ejected or warming up, and shares below 1; all others are healthy."""
+    """The replicas that are down, ejected, warming up or limited, and shares below 1; all others are healthy."""
 
     def __init__(self) -> None:
         self._down: set[ReplicaId] = set()
         self._ejected: set[ReplicaId] = set()
         self._warming: set[ReplicaId] = set()
+        self._limited: set[ReplicaId] = set()
         self._shares: dict[ReplicaId, float] = {}
         self._adapters: dict[ReplicaId, frozenset[str]] = {}  # adapters that each replica reports
         self.epoch = 0  # number of changes so far, so that results can be cached
@@ -78,6 +79,19 @@ class HealthRegistry:
     def set_warming(self, replica: ReplicaId, *, is_warming: bool) -> bool:
         """Keep requests from a replica until its warm-up is over; True if that changed."""
         return self._set_member(self._warming, replica, is_member=is_warming)
+
+    def is_limited(self, replica: ReplicaId) -> bool:
+        """Whether a replica asked for no requests for a while, and gets none while another one is eligible."""
+        return replica in self._limited
+
+    def set_limited(self, replica: ReplicaId, *, is_limited: bool) -> bool:
+        """Record that a replica asked for no requests, or that this is over; True if that changed."""
+        return self._set_member(self._limited, replica, is_member=is_limited)
+
+    @property
+    def has_limited(self) -> bool:
+        """Whether any replica is limited."""
+        return bool(self._limited)
 
     def set_share(self, replica: ReplicaId, share: float) -> None:
         """Give a replica this share of its weight."""
@@ -209,7 +223,15 @@ class GroupReplicas:
 
     def with_adapter(self, health: HealthRegistry, adapter: str) -> Candidates:
         """All targets that are active, up, and have an adapter, for retries: not only those that serve it."""
-        candidates = self.candidates(health)
+        return self._having(adapter, self.candidates(health), health)
+
+    def with_limited(self, health: HealthRegistry, adapter: str) -> Candidates:
+        """The same, if all others have failed: with the limited ones."""
+        return self._having(adapter, self._eligible(health, with_limited=True), health)
+
+    def _having(self, adapter: str, candidates: Candidates, health: HealthRegistry) -> Candidates:
+        if not adapter:
+            return candidates
         return candidates.subset([name for name in candidates if self.has_adapter(name, adapter, health)])
 
     def _serving(self, adapter: str, candidates: Candidates) -> list[TargetId]:
@@ -256,15 +278,19 @@ class GroupReplicas:
         adapters = replica.adapters
         return health.has_adapter(ReplicaId(replica.name), adapter) if adapters is None else adapter in adapters
 
-    def _eligible(self, health: HealthRegistry) -> Candidates:
+    def _eligible(self, health: HealthRegistry, *, with_limited: bool = False) -> Candidates:
         shares, weights = {}, {}
         for name, replica, _rank in self.targets.values():
             id_ = ReplicaId(replica.name)
             if replica.state is ReplicaState.ACTIVE and health.is_up(id_):
+                if health.is_limited(id_) and not with_limited:
+                    continue
                 share = health.share(id_)
                 weights[name] = replica.weight * share
                 if share < 1.0:
                     shares[name] = share
+        if not (weights or with_limited) and health.has_limited:
+            return self._eligible(health, with_limited=True)
         return Candidates(weights, self.loads, self.seed, self._residency_bits(), shares)
 
     def _residency_bits(self) -> dict[TargetId, int]:

@@ -79,6 +79,7 @@ class CircuitBreakers:
         self._clock = clock
         self._on_readmitted = on_readmitted
         self._pools: dict[ReplicaId, _Pool] = {}
+        self._limited_until_s: dict[ReplicaId, float] = {}  # replicas that asked for no requests until then
 
     def configure(self, pools: Iterable[PoolConfig]) -> None:
         """Apply these settings; breakers of replicas that stay keep their state."""
@@ -91,6 +92,8 @@ class CircuitBreakers:
                 config, [replica for replica in config.replicas if replica.role is ReplicaRole.PREFILL], 1.0
             )
         self.ejections = {key: count for key, count in self.ejections.items() if key[1] in self._pools}
+        for replica in self._limited_until_s.keys() - self._pools.keys():
+            self._lift_limit(replica)
         for replica, breaker in list(self.not_closed.items()):
             if replica in self._pools:
                 pool = self._pools[replica]
@@ -191,11 +194,28 @@ class CircuitBreakers:
             self._admit_probe(replica, breaker)
 
     def admit_due_probes(self) -> None:
-        """Admit probes for the breakers whose ``until_s`` has passed."""
+        """Admit probes for the breakers whose ``until_s`` has passed, and lift limits that are over."""
         now = self._clock()
+        for replica, until_s in list(self._limited_until_s.items()):
+            if now >= until_s:
+                self._lift_limit(replica)
         for replica, breaker in list(self.not_closed.items()):
             if (breaker.state is State.OPEN or breaker.is_probing) and now >= breaker.until_s:
                 self._admit_probe(replica, breaker)
+
+    def record_retry_after(self, replica: ReplicaId, seconds: float) -> bool:
+        """A replica asked for no requests for ``seconds``, by its latest response; True if it was not limited before.
+
+        It gets requests only if no other one is eligible.
+        """
+        if replica not in self._pools:
+            return False
+        self._limited_until_s[replica] = self._clock() + seconds
+        return self._health.set_limited(replica, is_limited=True)
+
+    def _lift_limit(self, replica: ReplicaId) -> None:
+        del self._limited_until_s[replica]
+        self._health.set_limited(replica, is_limited=False)
 
     # --- transitions ---
 

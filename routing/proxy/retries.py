@@ -8,11 +8,16 @@ the retry budget is exhausted; then the client gets the error. ``was_probe``: th
 
 from __future__ import annotations
 
+import logging
 import re
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
+from time import time
 from typing import TYPE_CHECKING, Final
 
 from routing.http.response import RejectedRequestError, ResponseHead
+from routing.log import event
 from routing.types import NoReplicaError, ReplicaId
 from routing.upstream.connection import Failure
 
@@ -23,7 +28,10 @@ if TYPE_CHECKING:
     from routing.proxy.services import ActiveConfiguration, Services
 
 
+logger = logging.getLogger(__name__)
+
 MAX_BUFFERED_BYTES: Final = 64 << 10  # of an error response that is being classified
+LIMITING_STATUSES: Final = frozenset({429, 503})
 RETRIED_STATUSES: Final = frozenset({502, 503, 504})
 TOO_MANY: Final = HTTPStatus.TOO_MANY_REQUESTS.value
 GATEWAY_TIMEOUT: Final = HTTPStatus.GATEWAY_TIMEOUT.value
@@ -31,7 +39,33 @@ SHUTTING_DOWN: Final = b"cannot schedule new futures after shutdown"  # vLLM's 5
 QUEUE_FULL: Final = b"currently busy and cannot accept new requests"  # vLLM's 503 at its own limit of waiting requests
 BUSY: Final = "busy"
 
-_retry_after: Final = re.compile(rb"^retry-after:", re.IGNORECASE | re.MULTILINE).search
+MAX_RETRY_AFTER_S: Final = 60.0  # how long a replica may ask for no requests
+
+_retry_after: Final = re.compile(rb"^retry-after(-ms)?: *([^\r\n]*)", re.IGNORECASE | re.MULTILINE).findall
+_number: Final = re.compile(rb"\d{1,9}(?:\.\d{1,9})?").fullmatch
+
+
+def retry_after_s(head: ResponseHead) -> float | None:
+    """How long a replica asks for no requests: seconds, at most ``MAX_RETRY_AFTER_S``; None without a valid value."""
+    seconds: float | None = None
+    for unit, value in _retry_after(head.lines):
+        if _number(value.strip()):
+            number = float(value)
+            if unit:
+                return min(number / 1000, MAX_RETRY_AFTER_S)  # the more exact of two
+            seconds = number
+        elif not unit:
+            seconds = _seconds_until(value.decode("latin-1"))
+    return None if seconds is None else min(seconds, MAX_RETRY_AFTER_S)
+
+
+def _seconds_until(date: str) -> float | None:
+    """Seconds until an HTTP date, at least 0; None if it is no date."""
+    try:
+        at = parsedate_to_datetime(date)
+    except ValueError:
+        return None
+    return max(0.0, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - time())
 
 
 def retry_cause(head: ResponseHead, body: bytes) -> str | None:
@@ -49,8 +83,14 @@ def retry_cause(head: ResponseHead, body: bytes) -> str | None:
 def record_error_response(
     services: Services, replica: str, head: ResponseHead, cause: str | None, *, was_probe: bool
 ) -> None:
-    """Count an error response of 429 or more against the replica, if it is the replica's fault."""
+    """Count an error response of 429 or more against the replica, if it is its fault, and obey its ``Retry-After``."""
     status = head.status
+    if (
+        status in LIMITING_STATUSES
+        and (seconds := retry_after_s(head))
+        and services.breakers.record_retry_after(ReplicaId(replica), seconds)
+    ):
+        event(logger, "replica_limited", replica=replica, status=status, retry_after_s=round(seconds, 1))
     if status == GATEWAY_TIMEOUT:
         services.stall_detector.record_failed_response(replica, Failure.TIMEOUT, was_probe=was_probe)
     elif status >= 500 and status != HTTPStatus.NOT_IMPLEMENTED and cause != BUSY:

@@ -70,6 +70,27 @@ def test_an_open_breaker_admits_one_probe_at_a_time_after_open_s() -> None:
     assert not bench.health.is_up(A)
 
 
+def test_a_replica_that_asks_for_no_requests_is_limited_until_then() -> None:
+    bench = Bench()
+    assert bench.breakers.record_retry_after(A, 30.0)
+    assert not bench.breakers.record_retry_after(A, 20.0)  # its latest response counts
+    assert (bench.health.is_up(A), bench.health.is_limited(A)) == (True, True)
+    bench.now += 19.9
+    bench.breakers.admit_due_probes()
+    assert bench.health.is_limited(A)
+    bench.now += 0.1
+    bench.breakers.admit_due_probes()
+    assert not bench.health.is_limited(A)
+
+
+def test_a_replica_that_leaves_is_not_limited_any_more() -> None:
+    bench = Bench()
+    bench.breakers.record_retry_after(A, 30.0)
+    bench.breakers.configure(())
+    assert not bench.health.has_limited
+    assert not bench.breakers.record_retry_after(A, 30.0)
+
+
 def test_two_first_bytes_of_probes_close_a_breaker() -> None:
     bench = Bench()
     bench.half_open()

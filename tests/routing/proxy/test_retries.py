@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Callable
+from email.utils import formatdate
 from itertools import count
 
 import msgspec
 import pytest
 
+from routing.http.response import ResponseHead
+from routing.proxy.retries import retry_after_s
 from routing.schema import (
     RETRY_CAUSES,
     UNSAFE_CAUSES,
@@ -18,10 +22,12 @@ from routing.schema import (
     ConfigError,
     HealthCheck,
     Limits,
+    RoundRobinSettings,
     RouterConfig,
     dump_snapshot,
     load_snapshot,
 )
+from routing.types import ReplicaId
 from tests.fakes.replica import (
     LAST_CHUNK,
     STREAM_HEAD,
@@ -407,3 +413,66 @@ def test_default_retry_settings_are_not_written() -> None:
     assert {"retry_on", "response_timeout_s"}.isdisjoint(limits(Limits()))
     changed = limits(Limits(retry_on=("connect",), response_timeout_s=60.0))
     assert (changed["retry_on"], changed["response_timeout_s"]) == (["connect"], 60.0)
+
+
+IN_A_MINUTE = formatdate(time.time() + 60, usegmt=True).encode()
+
+
+@pytest.mark.parametrize(
+    ("lines", "seconds"),
+    [
+        (b"Retry-After: 30\r\n", 30.0),
+        (b"retry-after: 3600\r\n", 60.0),
+        (b"Retry-After: " + IN_A_MINUTE + b"\r\n", 60.0),
+        (b"Retry-After: Sun, 06 Nov 1994 08:49:37 GMT\r\n", 0.0),
+        (b"retry-after-ms: 1500\r\n", 1.5),
+        (b"Retry-After: 2\r\nRetry-After-Ms: 1500\r\n", 1.5),
+        (b"Retry-After: soon\r\n", None),
+        (b"Retry-After: -1\r\n", None),
+        (b"Retry-After: nan\r\n", None),
+        (b"Retry-After: 1e9\r\n", None),
+        (b"X-Retry-After: 5\r\n", None),
+        (b"", None),
+    ],
+)
+def test_retry_after_is_read_in_all_its_forms(lines: bytes, seconds: float | None) -> None:
+    head = ResponseHead(429, b"")
+    head.lines = lines
+    found = retry_after_s(head)
+    assert found == seconds if lines.find(IN_A_MINUTE) < 0 else found is not None and 0 < found <= 60
+
+
+@pytest.mark.parametrize("limit", [b"Retry-After: 30\r\n", b"retry-after-ms: 30000\r\n"])
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_limited_replica_gets_no_requests_while_another_is_eligible(
+    limit: bytes, status: int, two: list[FakeReplica]
+) -> None:
+    two[0].script = answering(b"{}", status=status, extra=limit)
+    async with routed(config(two, settings=RoundRobinSettings())) as harness:
+        statuses = [(await harness.chat()).status for _ in range(20)]
+        assert (statuses, len(two[0].calls), len(two[1].calls)) == ([200] * 20, 1, 20)
+
+        two[1].kill()
+        assert (await harness.chat()).status == status  # it is the last one
+        await harness.at_rest()
+
+
+async def test_if_all_replicas_are_limited_they_get_requests(two: list[FakeReplica]) -> None:
+    two[0].script = two[1].script = answering(b"{}", status=429, extra=b"Retry-After: 30\r\n")
+    async with routed(config(two)) as harness:
+        for _ in range(3):
+            response = await harness.chat()
+            assert (response.status, response.headers["retry-after"]) == (429, "30")
+        two[0].script = two[1].script = answering()
+        assert (await harness.chat()).status == 200
+
+
+async def test_a_request_for_a_stored_response_goes_to_a_limited_replica(two: list[FakeReplica]) -> None:
+    stored = b'{"id":"resp_1","object":"response","status":"completed"}'
+    two[0].script = two[1].script = answering(stored)
+    async with routed(config(two)) as harness, harness.connect() as client:
+        await client.send(post(b"/v1/responses", json.dumps({"model": "tiny", "input": "x"}).encode()))
+        owner = (await client.read_response()).replica
+        harness.router.balancer.breakers.record_retry_after(ReplicaId(owner), 30.0)
+        await client.send(get(b"/v1/responses/resp_1"))
+        assert (await client.read_response()).replica == owner
