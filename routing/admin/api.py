@@ -554,6 +554,9 @@ class RouterView:
         yield from header("ejections_total", "counter", "Replicas ejected by their circuit breakers, by cause.")
         for (pool, replica, cause), count in list(router.balancer.breakers.ejections.items()):
             yield f"{PREFIX}ejections_total{{{labels(pool=pool, replica=replica, cause=cause)}}} {count}"
+        yield from header("engine_probes_total", "counter", "Requests for one token sent to engines that may hang.")
+        for replica, count in router.services.stall_detector.probes.items():
+            yield f"{PREFIX}engine_probes_total{{{labels(replica=replica)}}} {count}"
         yield from header("retries_rejected_total", "counter", "Retries that the retry budget did not allow.")
         yield f"{PREFIX}retries_rejected_total {router.balancer.retry_budget.rejected}"
         yield from header("connections_closed_total", "counter", "Client connections that ended, by reason.")

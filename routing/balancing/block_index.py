@@ -400,6 +400,8 @@ class ReplicaBlocks:
         self.zero_since_s = 0.0  # when the first of them was sent
         self.caches_nothing = False  # whether the engine seems to run without prefix caching
         self.missed_used_s = 0.0  # latest earlier use of the blocks that were missed
+        self.losses = 0  # wrong predictions for prefixes last used before ``lost_s``, and no right one since
+        self.lost_s = 0.0  # when the first of them was sent
         self.on_response: OnResponse | None = None  # set while the engine's KV events are followed
         self.is_full = False  # whether events have shown that the engine evicts blocks
         self.expires = True  # whether blocks have an age limit; not if all events of the engine are known

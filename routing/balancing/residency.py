@@ -8,7 +8,9 @@ only the first request is charged for it. If the request fails before a response
 
 Feedback. A response reports its cached tokens. In an LRU cache that lost a prefix, everything used longer ago is gone
 too, so after ``MAX_MISSES`` responses in a row with far fewer cached tokens than predicted, everything that the replica
-last used before those prefixes is evicted here. Predictions that rely on a prompt dispatched in the last
+last used before those prefixes is evicted here. If as many prefixes last used before the first such response were
+missing, and none was found, the engine has lost everything (its cache was cleared), so everything from before is
+evicted. Predictions that rely on a prompt dispatched in the last
 ``MAX_PREFILL_S`` are not checked, because its prefill may not be over. Responses also give the lengths of tails and
 teach their reuse. If no response of ``ZERO_HITS`` in a row, over ``ZERO_HITS_S``, reports any cached token where some
 were predicted, the engine probably runs without prefix caching: nothing is expected there until a response does.
@@ -228,11 +230,13 @@ class RequestResidency:
         self._learn_caching(predicted, cached_tokens)
         if predicted < MIN_CHECKED_TOKENS or self._sent_s - self._prefix_used_s < MAX_PREFILL_S:
             return
-        replica = self._replica
+        replica, used_s = self._replica, self._prefix_used_s
         if cached_tokens >= MISS_RATIO * predicted:
             replica.misses = 0
+            if used_s < replica.lost_s:
+                replica.losses = 0
             return
-        used_s = self._prefix_used_s
+        self._learn_loss(used_s)
         replica.missed_used_s = max(replica.missed_used_s, used_s) if replica.misses else used_s
         replica.misses += 1
         if replica.misses >= MAX_MISSES:
@@ -240,6 +244,20 @@ class RequestResidency:
             replica.evict_until(replica.missed_used_s)
             if replica.capacity_ratio > 1.0:
                 replica.set_capacity_ratio(replica.tokens / replica.capacity_tokens)
+
+    def _learn_loss(self, used_s: float) -> None:
+        """Learn whether the replica has lost everything, from a prefix last used at ``used_s`` that was not cached.
+
+        An empty cache misses every prefix that was last used before, and no other one. So hits of prefixes that were
+        used since the first miss show nothing.
+        """
+        replica = self._replica
+        if not replica.losses or used_s >= replica.lost_s:
+            replica.losses, replica.lost_s = 0, self._sent_s
+        replica.losses += 1
+        if replica.losses >= MAX_MISSES:
+            replica.losses = 0
+            replica.evict_before(replica.lost_s)
 
     def _learn_tokens(self, prompt_tokens: int) -> int:
         """Learn the tokens of blocks whose tokens were not known; the tokens after the prompt's last whole block."""

@@ -9,8 +9,8 @@ without it. Names are those of vLLM 0.10 to 0.33.
 ``stall_detection.py`` calls ``check`` while requests wait at a replica that sends no byte. All times are fractions of
 the pool's ``stall_s`` (3 s). After a third of it in silence the counters are read, one read at a time. They are read
 again after a third of it while they move, or a sixth while they stand still. If they stand still, or no response comes
-for a third of ``stall_s``, a probe requests one streamed token from the engine. Its response is progress like any
-other.
+for a third of ``stall_s``, a probe requests one streamed token from the engine, just in time for the limit.
+Engines count it in their own metrics, so it is sent only where the engine may hang. Its token is progress like a byte.
 
 The engine hangs if all of this holds:
 
@@ -126,6 +126,7 @@ class EngineCheck:
         self.address = address
         self.model: str | None = None  # model of a probe; None: the engine's default
         self.stall_s = 3.0  # setting of its pool
+        self.probes = 0  # sent; the engine's own metrics include them
         self.progress_at = 0.0  # when the engine last showed progress; 0: never
         self.has_counters: bool | None = None  # None: unknown
         self._loop = asyncio.get_running_loop()
@@ -151,8 +152,11 @@ class EngineCheck:
             self._forget_counters()
             self._passed_probes, self._next_probe_at = 0, 0.0
 
-    def check(self, silent_since: float, now: float) -> None:
-        """Read the counters or send a probe if that is due. ``silent_since``: time of the latest progress."""
+    def check(self, silent_since: float, allowed_s: float, now: float) -> None:
+        """Read the counters or send a probe if that is due.
+
+        ``silent_since``: time of the latest progress. ``allowed_s``: the silence that shows a hang.
+        """
         if isinstance(self._latest_counters, EngineCounters) and self._unchanged_since < silent_since:
             self._forget_counters()  # the counters were read in an earlier silence
         silence_s = now - silent_since
@@ -162,7 +166,7 @@ class EngineCheck:
                 self._reads_failing_since = now
             self._start(self._read())
         is_in_doubt = self._is_standing_still or self._reads_failing_s(now) >= self.stall_s / 3
-        if silence_s > self.stall_s / 2 and is_in_doubt and now >= self._next_probe_at:
+        if silence_s >= allowed_s - self.stall_s / 2 and is_in_doubt and now >= self._next_probe_at:
             self.probe()
 
     def is_hung(self, silent_since: float, allowed_s: float, now: float) -> bool:
@@ -246,6 +250,7 @@ class EngineCheck:
         return has_progress
 
     async def _probe(self) -> None:
+        self.probes += 1
         result = ProbeResult.NO_RESPONSE
         try:
             result = await probe_engine(self.address, self.model, TIMEOUT_RATIO * self.stall_s)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from routing.health.circuit_breaker import Cause, State
@@ -97,6 +98,11 @@ class StallDetector:
         if probe is not ProbeResult.PASSED:
             self._balancer.record_failure(replica, Failure.TIMEOUT, was_probe=False)
 
+    @property
+    def probes(self) -> dict[str, int]:
+        """Probes sent to each engine, by replica."""
+        return {name: check.probes for name, check in self._checks.items() if check.probes}
+
     def close(self) -> None:
         """Cancel all engine checks."""
         for check in self._checks.values():
@@ -136,36 +142,25 @@ class StallDetector:
         if progress_at > now - check.stall_s / 3:
             check.reset()
         since = max(progress_at, check.progress_at, waiting[0].sent_at)
-        check.check(since, now)
+        stall_s = pool.breaker.stall_s or DEFAULT_STALL_S
+        allowed_s, streams_allowed_s = self._allowed_s(pool, check, waiting[0].waiting_listener, now), inf
+        oldest = next(filter(_is_stream, waiting), None)
+        if oldest is not None and oldest.waiting_listener is not None:
+            tokens, rate = oldest.waiting_listener.waiting_tokens, _rate(self._loads(name))
+            streams_allowed_s = self._typical[pool.name].allowed_s(stall_s, tokens, rate, now)
+        check.check(since, min(allowed_s, streams_allowed_s), now)
         if pool.breaker.stall_s is None:
             return
-        reason = self._hung_stream_reason(pool, pool.breaker.stall_s, name, waiting, progress_at, now)
-        if reason is None and check.is_hung(since, self._allowed_s(pool, check, waiting[0].waiting_listener, now), now):
+        reason = None
+        if oldest is not None:
+            since_stream = max(progress_at, oldest.sent_at, check.progress_at)
+            self._silences[name] = Silence(since_stream, now - since_stream)
+            if now - since_stream > streams_allowed_s:
+                reason = f"no byte for {now - since_stream:.1f} s"
+        if reason is None and check.is_hung(since, allowed_s, now):
             reason = f"its engine shows no progress for {now - since:.1f} s"
         if reason is not None:
             self._eject(connections, reason, Cause.STALLED)
-
-    def _hung_stream_reason(
-        self,
-        pool: PoolConfig,
-        stall_s: float,
-        name: ReplicaId,
-        waiting: list[UpstreamConnection],
-        progress_at: float,
-        now: float,
-    ) -> str | None:
-        """The reason if the streams that wait at a replica show that it hangs, else None. Engine steps are progress."""
-        oldest = next(
-            (upstream for upstream in waiting if upstream.waiting_listener and upstream.waiting_listener.is_stream()),
-            None,
-        )
-        if oldest is None or oldest.waiting_listener is None:
-            return None
-        since = max(progress_at, oldest.sent_at, self._checks[name].progress_at)
-        self._silences[name] = Silence(since, now - since)
-        tokens, rate = oldest.waiting_listener.waiting_tokens, _rate(self._loads(name))
-        is_too_long = now - since > self._typical[pool.name].allowed_s(stall_s, tokens, rate, now)
-        return f"no byte for {now - since:.1f} s" if is_too_long else None
 
     def _allowed_s(self, pool: PoolConfig, check: EngineCheck, oldest: Listener, now: float) -> float:
         """Seconds for which an engine may stand still while ``oldest`` waits there."""
@@ -242,6 +237,11 @@ class StallDetector:
         elif self._balancer.health.is_up(ReplicaId(connections.name)):
             return  # too many others are ejected
         _retry_waiting(connections)
+
+
+def _is_stream(upstream: UpstreamConnection) -> bool:
+    """Whether a stream waits for its first token on this connection."""
+    return upstream.waiting_listener is not None and upstream.waiting_listener.is_stream()
 
 
 def _rate(loads: list[Load]) -> float:

@@ -202,6 +202,40 @@ def test_a_hit_resets_the_number_of_misses() -> None:
     assert cached_blocks(residency, [2] * 1000, A) == [1000]
 
 
+def overrated_after_a_reset(prompts: int, requests: int, rest: float, seed: int) -> int:
+    """Wrong predictions after an engine's cache is cleared; ``rest``: share of a prompt that all prompts share."""
+    chance, residency, at = random.Random(seed), residency_of(ttl_s=1e9), 0.0
+    shared = [9] * int(1000 * rest)
+    texts = [[*shared, *([10 + number] * (1000 - len(shared)))] for number in range(prompts)]
+    cached: set[int] = set()
+    overrated = 0
+    for number in range(prompts + requests):
+        if number == prompts:
+            cached.clear()
+        chosen = number if number < prompts else chance.randrange(prompts)
+        at += 10.0
+        tokens = 1000 if chosen in cached else len(shared) if cached else 0
+        overrated += serve(residency, texts[chosen], tokens, at) > tokens + 256
+        cached.add(chosen)
+    return overrated
+
+
+@pytest.mark.parametrize("rest", [0.0, 0.3])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_cleared_cache_is_learned_from_the_first_misses(rest: float, seed: int) -> None:
+    assert overrated_after_a_reset(prompts=40, requests=300, rest=rest, seed=seed) <= MAX_MISSES
+
+
+def test_a_hit_of_an_older_prefix_shows_that_not_everything_was_lost() -> None:
+    residency = residency_of(ttl_s=1e9)
+    for number in range(10):
+        residency.insert(A, chain([number] * 1000), float(number))
+    for number, cached in enumerate((0, 1000, 0, 1000, 0, 1000)):
+        serve(residency, [number] * 1000, cached, 60.0 + 10 * number)
+
+    assert cached_blocks(residency, [9] * 1000, A) == [1000]
+
+
 def serve(residency: Residency, prompt: Prompt, cached_tokens: int, at: float) -> int:
     """Send a prompt to A, and report its cached tokens; the blocks that were predicted."""
     predicted = cached_blocks(residency, prompt, A)[0]

@@ -25,7 +25,7 @@ from routing.schema import HealthCheck
 from routing.types import ReplicaId
 from routing.upstream.client import ResponseError, fetch
 from routing.upstream.pool import Address
-from tests.fakes.replica import FakeReplica, Script, fake_replicas, raw
+from tests.fakes.replica import STREAM_HEAD, FakeReplica, Script, chunk, fake_replicas, raw, sse
 
 
 @pytest.mark.parametrize(
@@ -220,14 +220,16 @@ async def test_counters_are_read_or_the_reason_is_returned(
 @pytest.mark.parametrize(
     ("sent", "expected"),
     [
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n6\r\ndata: \r\n", ProbeResult.PASSED),
+        (STREAM_HEAD + chunk(sse({"choices": [{"text": "x"}]})), ProbeResult.PASSED),
+        (STREAM_HEAD + chunk(sse({"choices": [{"text": "", "finish_reason": "length"}]})), ProbeResult.PASSED),
+        (STREAM_HEAD + chunk(b": keep-alive\n\n"), ProbeResult.NO_RESPONSE),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", ProbeResult.NO_RESPONSE),
         (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}", ProbeResult.REJECTED),
         (b"no HTTP at all\r\n\r\n", ProbeResult.NO_RESPONSE),
     ],
-    ids=["a token", "only headers", "rejected", "not HTTP"],
+    ids=["a token", "a token without text", "comments", "only headers", "rejected", "not HTTP"],
 )
-async def test_only_the_first_byte_of_a_body_answers_a_probe(sent: bytes, expected: ProbeResult) -> None:
+async def test_only_a_token_answers_a_probe(sent: bytes, expected: ProbeResult) -> None:
     async with serving(raw(b"")) as (replica, address):
         replica.on_token_probe = raw(sent)
         assert await probe_engine(address, None, 0.5) is expected

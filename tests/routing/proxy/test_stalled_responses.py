@@ -287,3 +287,22 @@ async def test_requests_leave_a_stalled_replica_that_is_down(two: list[FakeRepli
         waiting = [asyncio.create_task(harness.chat()) for _ in range(4)]
         assert {response.status for response in await asyncio.gather(*waiting)} == {200}
         assert harness.router.balancer.breakers.ejections == {}
+
+
+async def test_an_engine_with_long_steps_gets_few_probes(replica: FakeReplica) -> None:
+    """Its counters stand still for most of ``stall_s``, again and again, which becomes typical."""
+    engine = Engine(replica)
+
+    async def slow_steps(call: Call) -> None:
+        for _ in range(8):
+            await asyncio.sleep(0.8)
+            engine.steps += 1
+        await call.send(plain_answer(WHOLE))
+
+    replica.script = slow_steps
+    async with routed(config([replica], breaker=BreakerConfig(stall_s=1.0), health=PATIENT)) as harness:
+        assert (await harness.chat()).status == 200
+        _, text = await harness.admin("GET", "/metrics")
+
+    assert len(replica.token_probes) <= 3
+    assert f'engine_probes_total{{replica="replica-0"}} {len(replica.token_probes)}' in text or not replica.token_probes

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from routing.schema import BreakerConfig, Limits
-from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, fake_replicas, sse
+from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, Script, chunk, fake_replicas, sse
 from tests.pace import is_within
 from tests.routing.proxy.harness import DEADLINE_S, Harness, config, routed
 from tests.routing.proxy.streams import STREAM, WHOLE, Load, p95
@@ -95,24 +95,27 @@ async def test_a_stalled_engine_is_ejected_and_its_streams_are_retried(
 
 @alone
 async def test_comments_of_streams_in_progress_do_not_hide_a_stall(two: list[FakeReplica]) -> None:
-    first, second = engines(two, comments_s=0.05)
-    has_token = asyncio.Event()
+    stalled, works = Engine(comments_s=0.05), Engine()
+    stalled.runs.clear()
+    first: list[FakeReplica] = []
 
-    async def begins(call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(sse({"n": 0})))
-        has_token.set()
-        first.runs.clear()
-        two[0].script = first
-        await first.wait(call)
+    def script(replica: FakeReplica) -> Script:
+        async def respond(call: Call) -> None:
+            if not first:
+                first.append(replica)
+                await call.send(STREAM_HEAD, chunk(sse({"n": 0})))
+                await stalled.wait(call)
+            await (stalled if replica is first[0] else works)(call)
 
-    two[0].script = begins
-    two[0].on_token_probe = first
+        return respond
+
+    for replica in two:
+        replica.script = replica.on_token_probe = script(replica)
     async with routed(config(two, breaker=QUICK)) as harness:
         in_progress = asyncio.create_task(harness.chat(STREAM))
-        await asyncio.wait_for(has_token.wait(), DEADLINE_S)
+        await harness.until(lambda: first, "a stream in progress")
         assert [(await harness.chat(STREAM)).body for _ in range(2)] == [WHOLE] * 2
-        assert not harness.router.balancer.health.is_up("replica-0")
-        assert second.requests == 2
+        assert not harness.router.balancer.health.is_up(first[0].name)
         in_progress.cancel()
         await asyncio.gather(in_progress, return_exceptions=True)
 
