@@ -555,8 +555,8 @@ class RouterView:
         for (pool, replica, cause), count in list(router.balancer.breakers.ejections.items()):
             yield f"{PREFIX}ejections_total{{{labels(pool=pool, replica=replica, cause=cause)}}} {count}"
         yield from header("engine_probes_total", "counter", "Requests for one token sent to engines that may hang.")
-        for replica, count in router.services.stall_detector.probes.items():
-            yield f"{PREFIX}engine_probes_total{{{labels(replica=replica)}}} {count}"
+        for name, count in router.services.stall_detector.probes.items():
+            yield f"{PREFIX}engine_probes_total{{{labels(replica=name)}}} {count}"
         yield from header("retries_rejected_total", "counter", "Retries that the retry budget did not allow.")
         yield f"{PREFIX}retries_rejected_total {router.balancer.retry_budget.rejected}"
         yield from header("connections_closed_total", "counter", "Client connections that ended, by reason.")
