@@ -469,11 +469,13 @@ async def test_if_all_replicas_are_limited_they_get_requests(two: list[FakeRepli
 
 
 async def test_a_request_for_a_stored_response_goes_to_a_limited_replica(two: list[FakeReplica]) -> None:
-    stored = b'{"id":"resp_1","object":"response","status":"completed"}'
-    two[0].script = two[1].script = answering(stored)
+    async def engine(call: Call) -> None:
+        await call.send(plain_answer(call.body or b"{}"))  # with the id that the router chose
+
+    two[0].script = two[1].script = engine
     async with routed(config(two)) as harness, harness.connect() as client:
         await client.send(post(b"/v1/responses", json.dumps({"model": "tiny", "input": "x"}).encode()))
-        owner = (await client.read_response()).replica
-        harness.router.balancer.breakers.record_retry_after(ReplicaId(owner), 30.0)
-        await client.send(get(b"/v1/responses/resp_1"))
-        assert (await client.read_response()).replica == owner
+        created = await client.read_response()
+        harness.router.balancer.breakers.record_retry_after(ReplicaId(created.replica), 30.0)
+        await client.send(get(b"/v1/responses/" + json.loads(created.body)["request_id"].encode()))
+        assert (await client.read_response()).replica == created.replica
