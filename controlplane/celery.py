@@ -30,6 +30,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from controlplane import tracing
 from controlplane.database.base import is_disk_full, is_unavailable
+from controlplane.database.schema_check import refuse_foreign_database
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings.production")
 
@@ -205,6 +206,7 @@ def _is_clock_right(issued_at_s: float) -> bool:
 @worker_init.connect
 def _trace_worker(**_: Any) -> None:
     tracing.start(tracing.WORKER)
+    refuse_foreign_database()
 
 
 @beat_init.connect

@@ -27,6 +27,11 @@ from controlplane.services.discovery.reconcile import reconcile_source
 from controlplane.services.events import reset_foreign_events
 from controlplane.services.idempotency import delete_expired_records
 from controlplane.services.policies.rollouts import advance_rollouts
+from controlplane.services.retention import (
+    delete_expired_configurations,
+    delete_expired_events,
+    delete_expired_reports,
+)
 from controlplane.services.routers import claim_pushes, mark_lost_routers, record_ack, record_nack, record_unreachable
 from controlplane.services.snapshots import newest_snapshot, snapshot_document
 
@@ -52,9 +57,16 @@ def push_config(router_id: int) -> None:
 
 @shared_task(acks_late=True, ignore_result=True)
 def clean_up() -> None:
-    """Delete expired idempotency records and ended sessions, and renumber restored events."""
+    """Delete what is older than its retention, and renumber restored events."""
     with isolated_items(PeriodicTask.HOUSEKEEPING) as item:
-        for cleanup in (delete_expired_records, delete_ended_sessions, reset_foreign_events):
+        for cleanup in (
+            delete_expired_records,
+            delete_ended_sessions,
+            delete_expired_events,
+            delete_expired_reports,
+            delete_expired_configurations,
+            reset_foreign_events,
+        ):
             with item(cleanup.__name__):
                 cleanup()
 

@@ -8,6 +8,7 @@ from django.urls import include, path, re_path
 from django.utils import timezone
 
 from controlplane.api.exceptions import endpoint_not_found
+from controlplane.database.schema_check import schema_fault
 from controlplane.isolation import is_late, worker_silence_s
 from controlplane.web.urls import account_urlpatterns
 
@@ -48,9 +49,24 @@ def _not_ready_reason() -> str | None:
     try:
         executor = MigrationExecutor(connection)
         missing = executor.migration_plan(executor.loader.graph.leaf_nodes())
+        if missing:
+            return f"{len(missing)} migrations are not applied"
+        return _schema_fault()
     except DatabaseError:
         return "the database does not respond"
-    return f"{len(missing)} migrations are not applied" if missing else None
+
+
+_is_schema_right = False
+
+
+def _schema_fault() -> str | None:
+    """What is wrong with the schema; checked until it is right, once in each process."""
+    global _is_schema_right  # noqa: PLW0603 - what this process has found
+    if _is_schema_right:
+        return None
+    fault = schema_fault()
+    _is_schema_right = fault is None
+    return fault
 
 
 urlpatterns = [

@@ -12,6 +12,7 @@ from controlplane.models import PeriodicTask
 from telemetry.guards import measurement
 from telemetry.scraping import collect, cycle, fetch, metrics_servers
 from telemetry.scraping.cycle import Shard
+from telemetry.services import retention
 from telemetry.services.alerts import explanations
 from telemetry.services.lab import prediction_records, replays, what_if_runs
 from telemetry.services.notifications import heartbeats, outbox
@@ -107,13 +108,15 @@ def send_heartbeat() -> None:
 
 @shared_task(acks_late=True, ignore_result=True)
 def maintain_partitions() -> None:
-    """Create the partitions of the days ahead, and drop those beyond their retention."""
+    """Create the partitions of the days ahead, and drop or delete what is beyond its retention."""
     partitions.maintain(
         timezone.now(),
         retention_days=settings.READINGS_RETENTION_DAYS,
         decisions_h=settings.DECISIONS_RETENTION_H,
         rollup_days=settings.ROLLUP_RETENTION_DAYS,
     )
+    with isolated_items(PeriodicTask.HOUSEKEEPING) as item, item("alerts, messages and predictions"):
+        retention.delete_expired(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)

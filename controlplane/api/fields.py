@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -15,6 +16,20 @@ from rest_framework.request import Request
 from controlplane.access.actor import project_id_of, visible
 from controlplane.api.auth import actor, denial_text, needed_role_of
 from controlplane.schema_fields import json_schemas
+
+
+class SecretVersion(serializers.CharField):
+    """Changes with each new value of the encrypted column ``source``, so that the entity tag does too; null without one.
+
+    It is a digest of the encrypted value, which has a random part, so equal secrets cannot be recognized by it.
+    """
+
+    def __init__(self, source: str = "encrypted") -> None:
+        super().__init__(source=source, read_only=True, allow_null=True, help_text="Changes with each new secret.")
+
+    def to_representation(self, value: bytes | memoryview) -> str:
+        """64 bits of SHA-256, in hex."""
+        return hashlib.sha256(bytes(value)).hexdigest()[:16]
 
 
 class _VisibleRowsMixin:

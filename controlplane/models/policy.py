@@ -125,13 +125,13 @@ class PolicyRevision(models.Model):
 class ConfigSnapshot(models.Model):
     """The complete configuration that routers receive; every router should run the newest one.
 
-    Immutable: a trigger enforces it (migration 0002).
+    Immutable: a trigger enforces it (migration 0002). Deleted after its retention (services/retention.py).
     """
 
     number = models.PositiveBigIntegerField(unique=True)  # 1, 2, 3 ...; the revision on the wire
     sha256 = models.CharField(max_length=64)  # of the configuration's bytes, as routers compute it
     document = models.JSONField()  # for display: secrets are ***
-    encrypted = models.BinaryField()  # the bytes sent to routers
+    encrypted = models.BinaryField()  # the bytes sent to routers, compressed (zlib)
     reason = models.CharField(max_length=500)
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, null=True, blank=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -73,7 +74,7 @@ def freeze_snapshot(*, reason: str, by: User | None = None, above: int = 0) -> C
         number=number,
         sha256=frozen.sha256,
         document=without_secrets(frozen.config),
-        encrypted=encrypt(frozen.document),
+        encrypted=encrypt(zlib.compress(frozen.document)),  # its replicas are alike
         reason=reason[:500],
         created_by=by,
     )
@@ -98,7 +99,7 @@ def newest_snapshot() -> ConfigSnapshot | None:
 
 def snapshot_document(snapshot: ConfigSnapshot) -> bytes:
     """The bytes that routers receive, including secrets; DecryptionError if their key is no longer configured."""
-    return decrypt(snapshot.encrypted)
+    return zlib.decompress(decrypt(snapshot.encrypted))
 
 
 def fleet_secret() -> str:

@@ -10,6 +10,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.api.auth import signed_in_user
+from controlplane.api.fields import SecretVersion
 from controlplane.api.viewsets.base import BaseViewSet, validated_body
 from telemetry.models import Heartbeat
 from telemetry.services.notifications import heartbeats
@@ -21,10 +22,11 @@ class HeartbeatSerializer(serializers.ModelSerializer[Heartbeat]):
     """The heartbeat and the result of its last delivery."""
 
     target = serializers.SerializerMethodField(help_text="Host of the URL.")
+    secret_version = SecretVersion()
 
     class Meta:
         model = Heartbeat
-        fields = ("target", "every_s", *OBSERVED)
+        fields = ("target", "secret_version", "every_s", *OBSERVED)
 
     def get_target(self, heartbeat: Heartbeat) -> str:
         return heartbeats.masked_url(heartbeat)

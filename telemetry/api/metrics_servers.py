@@ -11,7 +11,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.api.auth import signed_in_user
-from controlplane.api.fields import ByName
+from controlplane.api.fields import ByName, SecretVersion
 from controlplane.api.viewsets.base import NUMBER, BaseViewSet, validated_body
 from controlplane.models import Pool
 from telemetry.models import MetricsServer
@@ -25,6 +25,7 @@ class MetricsServerSerializer(serializers.ModelSerializer[MetricsServer]):
 
     pools = serializers.SerializerMethodField()
     has_credentials = serializers.SerializerMethodField()
+    secret_version = SecretVersion()
 
     class Meta:
         model = MetricsServer
@@ -33,6 +34,7 @@ class MetricsServerSerializer(serializers.ModelSerializer[MetricsServer]):
             "name",
             "url",
             "has_credentials",
+            "secret_version",
             "tenant",
             "series_label",
             "replica_label",

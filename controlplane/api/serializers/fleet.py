@@ -10,6 +10,7 @@ from controlplane import schema_fields
 from controlplane.api.fields import (
     ByName,
     SchemaField,
+    SecretVersion,
     SettingsInput,
     SettingsModelSerializer,
     by_username,
@@ -301,13 +302,25 @@ class SourceSerializer(serializers.ModelSerializer[ReplicaSource]):
     pool = ByName(read_only=True)
     status = serializers.ChoiceField(choices=SourceStatus.choices, read_only=True)
     has_secret = serializers.SerializerMethodField()
+    secret_version = SecretVersion()
     rejected = serializers.ListField(child=serializers.CharField(), read_only=True)
     settings = serializers.DictField(read_only=True)
 
     class Meta:
         model = ReplicaSource
         fields = (
-            *("name", "pool", "kind", "settings", "has_secret", "adoption", "enabled", "interval_s", "deadline_s"),
+            *(
+                "name",
+                "pool",
+                "kind",
+                "settings",
+                "has_secret",
+                "secret_version",
+                "adoption",
+                "enabled",
+                "interval_s",
+                "deadline_s",
+            ),
             *("drain_after_s", "remove_after_s", "max_vanished_ratio", "max_targets", "created_at"),
             *SOURCE_OBSERVED,
         )

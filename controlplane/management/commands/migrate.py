@@ -12,12 +12,14 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from django.core.management.base import CommandError
 from django.core.management.commands import migrate
 from django.db import OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg import errors
 
 from controlplane.database.roles import grant_application, owner_connection
+from controlplane.database.schema_check import schema_fault
 
 LOCK_TIMEOUT_S = 1
 ATTEMPTS = 30
@@ -28,8 +30,13 @@ class Command(migrate.Command):
     """Migrate, then grant the application's role access to the tables."""
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Migrate as the owner in ``WARMPATH_DATABASE_OWNER_URL``. OperationalError if a lock is held for a minute."""
+        """Migrate as the owner in ``WARMPATH_DATABASE_OWNER_URL``. OperationalError if a lock is held for a minute.
+
+        CommandError, before anything is changed, for a database of another history.
+        """
         with owner_connection() as application:
+            if fault := schema_fault():
+                raise CommandError(fault)
             self._migrate(*args, **options)
             if application:
                 grant_application(application)

@@ -1,0 +1,50 @@
+"""Deletes what is older than its retention: events, reports of routers, and configurations that nothing needs.
+
+Each run deletes a bounded number of rows, so that it holds locks briefly; runs follow every ten minutes. The audit log
+keeps every entry.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.conf import settings
+from django.db.models import Max
+from django.utils import timezone
+
+from controlplane.models import ConfigSnapshot, Event, EventKind, Router, RouterReport
+
+MAX_DELETED = 50_000  # rows of a table in one run
+MAX_CONFIGURATIONS = 500  # in one run
+REPORT_RETENTION = timedelta(days=30)  # far longer than a router resends an event
+
+
+def delete_expired_events() -> int:
+    """Delete events older than ``EVENTS_RETENTION_DAYS``; their number.
+
+    Removals of replicas stay as long as the sums of their readings, which they assign to a pool.
+    """
+    now = timezone.now()
+    expired = Event.objects.filter(at__lt=now - timedelta(days=settings.EVENTS_RETENTION_DAYS))
+    with_sums = now - timedelta(days=max(settings.ROLLUP_RETENTION_DAYS.values()))
+    expired = expired.exclude(kind=EventKind.REPLICA_REMOVED, at__gte=with_sums)
+    return Event.objects.filter(pk__in=expired.order_by().values("pk")[:MAX_DELETED]).delete()[0]
+
+
+def delete_expired_reports() -> int:
+    """Delete the records by which resent events of routers are recognized; their number."""
+    expired = RouterReport.objects.filter(taken_at__lt=timezone.now() - REPORT_RETENTION)
+    return RouterReport.objects.filter(pk__in=expired.order_by().values("pk")[:MAX_DELETED]).delete()[0]
+
+
+def delete_expired_configurations() -> int:
+    """Delete configurations older than ``CONFIGURATIONS_RETENTION_DAYS``; their number.
+
+    Not the newest one, those that a router runs or was sent, and those with which a rollout began.
+    """
+    before = timezone.now() - timedelta(days=settings.CONFIGURATIONS_RETENTION_DAYS)
+    needed = {ConfigSnapshot.objects.aggregate(newest=Max("number"))["newest"]}
+    for numbers in Router.objects.values_list("running_number", "pushed_number"):
+        needed |= set(numbers)
+    expired = ConfigSnapshot.objects.filter(created_at__lt=before, rollouts=None).exclude(number__in=needed - {None})
+    return ConfigSnapshot.objects.filter(pk__in=expired.order_by().values("pk")[:MAX_CONFIGURATIONS]).delete()[0]

@@ -1,0 +1,54 @@
+"""Deletes resolved alerts with their timelines, messages with their attempts, and outcomes of predictions.
+
+All of them are kept for ``ALERTS_RETENTION_DAYS``. Each run deletes a bounded number, so that it holds locks briefly.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.db import transaction
+
+from telemetry.models import (
+    OPEN_PREDICTIONS,
+    Alert,
+    AlertHistoryEntry,
+    AlertState,
+    DeliveryAttempt,
+    Notification,
+    NotificationState,
+    Prediction,
+)
+
+MAX_DELETED = 5_000  # alerts, messages and predictions in one run
+
+
+def delete_expired(now: datetime) -> int:
+    """Delete what is older than its retention; the number of alerts, messages and predictions."""
+    before = now - timedelta(days=settings.ALERTS_RETENTION_DAYS)
+    return _delete_messages(before) + _delete_alerts(before) + _delete_predictions(before)
+
+
+@transaction.atomic
+def _delete_messages(before: datetime) -> int:
+    """Not those about an alert that is open: they say which channels are to hear of its end."""
+    expired = Notification.objects.filter(created_at__lt=before).exclude(state=NotificationState.PENDING)
+    expired = expired.exclude(alert__in=Alert.objects.exclude(state=AlertState.RESOLVED))
+    keys = list(expired.order_by("created_at").values_list("pk", flat=True)[:MAX_DELETED])
+    DeliveryAttempt.objects.filter(notification__in=keys).delete()
+    return Notification.objects.filter(pk__in=keys).delete()[0]
+
+
+@transaction.atomic
+def _delete_alerts(before: datetime) -> int:
+    expired = Alert.objects.filter(started_at__lt=before, resolved_at__lt=before, state=AlertState.RESOLVED)
+    keys = list(expired.order_by("started_at").values_list("pk", flat=True)[:MAX_DELETED])
+    AlertHistoryEntry.objects.filter(alert__in=keys).delete()
+    return Alert.objects.filter(pk__in=keys).delete()[0]
+
+
+def _delete_predictions(before: datetime) -> int:
+    expired = Prediction.objects.filter(created_at__lt=before).exclude(state__in=OPEN_PREDICTIONS)
+    keys = list(expired.order_by("pk").values_list("pk", flat=True)[:MAX_DELETED])
+    return Prediction.objects.filter(pk__in=keys).delete()[0]
