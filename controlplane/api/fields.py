@@ -19,7 +19,7 @@ from controlplane.schema_fields import json_schemas
 
 
 class SecretVersion(serializers.CharField):
-    """Changes with each new value of the encrypted column ``source``, so that the entity tag does too; null without one.
+    """Changes with each new value of an encrypted column, so that the entity tag does too; null without a value.
 
     It is a digest of the encrypted value, which has a random part, so equal secrets cannot be recognized by it.
     """

@@ -200,7 +200,8 @@ SECRETS = {
 
 
 @pytest.mark.parametrize("path", SECRETS)
-def test_an_editor_who_did_not_see_a_new_secret_does_not_overwrite_it(api, path):
+def test_an_editor_who_did_not_see_a_new_secret_does_not_overwrite_it(client_with, path):
+    api = client_with("admin")
     body, field, name = SECRETS[path]
     created = api.post(f"{ROOT}/{path}", body)
     assert created.status_code == 201, created.content
