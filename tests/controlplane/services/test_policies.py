@@ -177,9 +177,8 @@ def test_a_snapshot_never_changes(pool):
     newest = ConfigSnapshot.objects.first()
     with pytest.raises(ImmutableError):
         newest.save()
-    for change in (lambda: ConfigSnapshot.objects.update(number=9), lambda: ConfigSnapshot.objects.all().delete()):
-        with pytest.raises(DatabaseError, match="never changes"), transaction.atomic():
-            change()
+    with pytest.raises(DatabaseError, match="never changes"), transaction.atomic():
+        ConfigSnapshot.objects.update(number=9)
 
 
 # --- reverting ------------------------------------------------------------------------------------------
