@@ -15,7 +15,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='policyrevision',
             name='fault',
-            field=models.CharField(blank=True, choices=[('alert', 'named by an alert'), ('analysis', 'rolled back by its analysis')], db_default='', default='', max_length=8),
+            field=models.CharField(blank=True, choices=[('alert', 'named by an alert'), ('analysis', 'failed analysis')], db_default='', default='', max_length=8),
         ),
         migrations.AddField(
             model_name='policyrevision',

@@ -65,7 +65,7 @@ class RevisionFault(models.TextChoices):
     """What named a revision as faulty."""
 
     ALERT = "alert", "named by an alert"  # as the most likely cause of a drop
-    ANALYSIS = "analysis", "rolled back by its analysis"
+    ANALYSIS = "analysis", "failed analysis"
 
 
 class PolicyRevision(models.Model):

@@ -6,11 +6,13 @@ An unknown figure (None) is shown as an en dash, never as 0.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
 from django import template
+from django.forms import BaseForm
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -234,6 +236,32 @@ def may(context: template.Context, route: str, project_id: int | None = None) ->
     if needed is None:
         return False
     return permits(actor, route, needed) if project_id is None else actor.may(needed, project_id)
+
+
+@register.simple_tag(takes_context=True)
+def error_prefix(context: template.Context) -> str:
+    """The beginning of the title of a page after a failed form or action: a screen reader says the title first."""
+    failed = any(_problems(context))
+    if stored := context.get("messages"):
+        failed = failed or any(message.level_tag == "error" for message in stored)
+        stored.used = False  # only looked at: the page shows them
+    return "Error: " if failed else ""
+
+
+@register.inclusion_tag("components/error_summary.html", takes_context=True)
+def error_summary(context: template.Context) -> dict[str, Any]:
+    """All errors of the page's forms, each linked to its field. It has the focus and is announced."""
+    return {"problems": list(_problems(context))}
+
+
+def _problems(context: template.Context) -> Iterator[tuple[str, str, str]]:
+    values: Iterable[Any] = context.flatten().values()
+    for form in {id(value): value for value in values if isinstance(value, BaseForm) and value.errors}.values():
+        for name, errors in form.errors.items():
+            field = form[name] if name in form.fields and not form[name].is_hidden else None
+            label, href = (str(field.label), field.id_for_label or field.auto_id) if field else ("", "")
+            for text in errors:
+                yield label, href, str(text)
 
 
 @register.filter

@@ -38,7 +38,8 @@ AS_LOADED = {
 LAYOUT = {
     "scrolls sideways": "document.documentElement.scrollWidth > document.documentElement.clientWidth",
     "table rows higher than five lines": "[...document.querySelectorAll('tbody tr')]"
-    ".filter((row) => row.offsetHeight > 110).map((row) => row.innerText)",
+    ".filter((row) => row.offsetHeight > 110 && getComputedStyle(row).display === 'table-row')"
+    ".map((row) => row.innerText)",
     "the newest part of a drawing is out of sight": "[...document.querySelectorAll('.sketch-wrap')]"
     ".filter((wrap) => wrap.querySelector('svg').getBoundingClientRect().right"
     " > wrap.getBoundingClientRect().right + 1).map((wrap) => wrap.innerText)",

@@ -75,9 +75,11 @@ def test_forms_that_are_refused_and_a_rule_that_was_tried(page, everything):
             main.get_by_label(label).first.fill(text)
         main.locator("form").evaluate_all("forms => forms.forEach((form) => { form.noValidate = true })")
         main.get_by_role("button", name=button).first.click()
-        page.locator(".error:not(#late), .errorlist").first.wait_for()
+        page.locator("#errors").wait_for()
         if found := look(page):
             wrong[path] = found
+        if not page.title().startswith("Error: ") or page.evaluate("document.activeElement.id") != "errors":
+            wrong[path] = {"not announced": page.title()}
     page.goto(f"/alerts/rules/{everything['rule']}/")
     page.get_by_role("button", name="Preview on past data").click()
     page.locator("#preview-title").wait_for()

@@ -57,7 +57,7 @@ def test_when_reading_stopped_the_page_says_since_when_and_what_is_safe(visitor,
     with time_machine.travel(noon + timedelta(minutes=3), tick=False):
         text = visitor.get("/").text
 
-    assert "No successful scrape since" in text
+    assert "Last successful scrape: " in text
     assert "Requests are not affected" in text
 
 
@@ -66,7 +66,7 @@ def test_when_the_disk_is_full_the_page_says_so(visitor, fleet, noon):
     with time_machine.travel(noon + timedelta(minutes=3), tick=False):
         text = visitor.get("/").text
 
-    assert "disk has been full" in text
+    assert "disk became full" in text
     assert "No successful scrape" not in text
 
 

@@ -175,7 +175,7 @@ def test_a_replica_that_was_never_read_says_what_to_check(visitor, noon):
 
 def test_a_replica_that_stopped_answering_says_since_when(visitor, fleet, noon):
     with time_machine.travel(noon + timedelta(minutes=3), tick=False):
-        assert "No successful scrape since" in visitor.get("/replicas/gpu-1/").text
+        assert "Last successful scrape: " in visitor.get("/replicas/gpu-1/").text
 
 
 def test_tiles_say_until_when_they_were_scraped_and_do_not_count_replicas_that_nobody_asked(visitor, fleet, noon):
