@@ -98,6 +98,13 @@ class RequestKeys:
         self.prompt_tokens = self._estimate + tokens
 
     @property
+    def hash_tokens(self) -> int:
+        """Estimated tokens of a block of this prompt, by the corrected estimate of its length."""
+        if self.prompt_tokens == self._estimate:
+            return self.block_tokens
+        return max(1, round(self.block_tokens * self.prompt_tokens / self._estimate))
+
+    @property
     def session(self) -> PrefixHash | None:
         """Key of the session, different for each tenant; None if the request has none."""
         key, tenant = self._request.session_key, self._request.tenant

@@ -174,7 +174,7 @@ class Record:
         self.block_tokens = block_tokens  # of the replica
         self.prefix = prefix
         self.session = session  # hash of the session key; None if the request has none
-        self.hash_tokens = hash_tokens  # estimated, of each of ``blocks``
+        self.hash_tokens = hash_tokens  # estimated mean of ``blocks``: estimate / this is the prompt's length in blocks
         self.blocks = blocks  # in parts that records share
         self.candidates = candidates  # with costs if the prompt structure is recorded
         self.hit_tokens = hit_tokens  # predicted; None if the strategy predicts none
@@ -219,7 +219,7 @@ class Record:
             choice.hit_tokens,
             target.rank,
             route.arm,
-            keys.block_tokens,
+            keys.hash_tokens,
             keys.session,
         )
 

@@ -17,7 +17,8 @@ Each term is at most the one above it:
 - best >= predicted: the chosen replica is one of those compared.
 
 Split and capacity are replays of a heuristic and of LRU, so they are raised to the term below where they fall short.
-Delivered is measured, not replayed, and may be above predicted.
+Delivered is measured, not replayed, and may be above predicted, but not above reachable: what engines delivered could be
+reached.
 """
 
 from __future__ import annotations
@@ -61,6 +62,17 @@ class Sums:
     reachable_squares: float = 0.0  # sum of squared reachable tokens
     reachable_products: float = 0.0  # sum of reachable tokens times prompt tokens
 
+    @property
+    def delivered_of_all(self) -> float | None:
+        """Delivered tokens, if responses without usage are like those with; None if no response reports any."""
+        return self.delivered * self.prompt_tokens / self.reported_tokens if self.reported_tokens else None
+
+    @property
+    def reachable_ratio(self) -> float:
+        """Reachable / prompt tokens, 0 to 1. What engines delivered could be reached, also where a replay missed it."""
+        reachable = max(self.reachable, self.delivered_of_all or 0.0)
+        return min(max(reachable / self.prompt_tokens, 0.0), 1.0) if self.prompt_tokens else 0.0
+
 
 SUM_FIELDS = tuple(column.name for column in fields(Sums))
 
@@ -74,7 +86,7 @@ def reachable_error(sums: Sums) -> float | None:
     count, total = sums.requests, sums.prompt_tokens
     if count < 2 or not total:
         return None
-    ratio = min(max(sums.reachable / total, 0.0), 1.0)
+    ratio = sums.reachable_ratio
     squares = sums.reachable_squares - 2 * ratio * sums.reachable_products + ratio**2 * sums.prompt_squares
     variance = count / (count - 1) * max(squares, 0.0) / total**2
     return sqrt(variance + (sums.sampling_error / total) ** 2)
@@ -162,15 +174,14 @@ def breakdown_from(sums: Sums, *, sample_ratio: float, reason: str = "") -> Brea
     def if_sizes_known(tokens: float) -> float | None:
         return None if reason else bounded(tokens)
 
-    delivered = sums.delivered * sums.prompt_tokens / sums.reported_tokens if sums.reported_tokens else None
     return Breakdown(
         sums.prompt_tokens,
-        bounded(sums.reachable),
+        bounded(sums.reachable_ratio * sums.prompt_tokens),
         if_sizes_known(sums.capacity),
         if_sizes_known(sums.split),
         if_sizes_known(sums.best),
         if_sizes_known(sums.predicted),
-        delivered,
+        sums.delivered_of_all,
         sums.requests,
         sample_ratio,
         sums.reported_tokens / sums.prompt_tokens if sums.prompt_tokens else 0.0,

@@ -10,8 +10,9 @@ all hashes, and a sixteenth within 7, whatever the size of caches. Blocks before
 prefix in place of a sampled block. With all hashes stored, the ids are exact.
 
 Theory of operation, tokens. Hashes are of blocks of bytes, engines count tokens. The ratio differs between code and
-prose, so it is measured for each task group, and rounded to steps of 1 %. Ids contain the step, because the same blocks
-of bytes would be different blocks of tokens.
+prose and between languages, so it is measured for each task group, and for a tier-1 prefix where that is of another
+kind than its group. It is rounded to steps of 1 %. Ids contain the step, because the same blocks of bytes would be
+different blocks of tokens.
 
 Theory of operation, engines. In an idle engine, TTFT is a fixed overhead plus uncached tokens / prefill rate. A low
 quantile of TTFT among requests with similar uncached tokens is close to that of an idle engine, so a line through these
@@ -30,6 +31,7 @@ from telemetry.lab.chains import Coded, Floats, Hashes, Integers, Requests
 
 FILL = 1.0  # sampled blocks stand for this many times 1 / ratio blocks after them
 RATIO_STEP = 1.01  # of tokens per byte block
+OWN_RATIO = 1.1  # prompts with a tier-1 prefix whose tokens per block differ more from their group's use its own
 MAX_IDS = 12_000_000  # of a replay: 100 MB
 MIN_FIT = 30  # streamed requests that a fit needs
 MIN_SLOPE_S = 1e-7  # of TTFT for each token: no engine prefills ten million tokens a second
@@ -71,7 +73,7 @@ class ReplayInput:
 
 def replay_input(traffic: CapturedTraffic) -> ReplayInput:
     """Prompts as chains of ids; at most ``MAX_IDS`` ids, for which blocks are enlarged if necessary."""
-    tokens, of_block = _prompt_tokens(traffic.requests)
+    tokens, of_block = _prompt_tokens(traffic)
     usual = max(1, round(float(np.median(of_block)))) if len(traffic) else 1
     steps = np.round(np.log(np.maximum(of_block, 1.0) / usual) / log(RATIO_STEP)).astype(np.int64)
     block_tokens = max(usual, ceil(float(tokens.sum()) / MAX_IDS))
@@ -121,20 +123,27 @@ def _with_output_ids(
     return np.concatenate(([0], np.cumsum(lengths))).astype(np.int64), np.concatenate(parts) if parts else ids
 
 
-def _prompt_tokens(requests: Requests) -> tuple[Integers, Floats]:
-    """(tokens of each prompt, at least 1; tokens of a block of bytes by the ratio of its task group)."""
-    is_reported = (requests.prompt_tokens > 0) & (requests.estimates > 0)
-    byte_blocks = requests.estimates / requests.hash_tokens  # routers change ``hash_tokens`` as they learn
+def _prompt_tokens(traffic: CapturedTraffic) -> tuple[Integers, Floats]:
+    """(tokens of each prompt, at least 1; tokens of a block of bytes of its task group, or of its tier-1 prefix)."""
+    requests = traffic.requests
+    is_reported, byte_blocks = requests.prompt_tokens > 0, requests.byte_blocks
     weights = np.where(is_reported, byte_blocks, 0.0)
     counted = np.where(is_reported, requests.prompt_tokens, 0.0)
-    size = len(requests.groups.names)
-    totals = np.bincount(requests.groups.codes, weights, size)
-    sums = np.bincount(requests.groups.codes, counted, size)
-    overall = sums.sum() / totals.sum() if totals.sum() else float(np.median(requests.hash_tokens))
-    by_group = np.divide(sums, totals, out=np.full(size, overall), where=totals > 0)
-    ratio = by_group[requests.groups.codes] if size else np.empty(0)
+    overall = counted.sum() / weights.sum() if weights.any() else float(np.median(requests.hash_tokens))
+    of_group = _ratios(counted, weights, requests.groups.codes, np.full(len(weights), overall))
+    keys = _mixed(requests.groups.codes.astype(np.uint64)) ^ traffic.prefixes
+    of_prefix = _ratios(counted, weights, np.unique(keys, return_inverse=True)[1], of_group)
+    is_own = (traffic.prefixes != 0) & (np.abs(np.log(of_prefix / of_group)) > log(OWN_RATIO))
+    ratio = np.where(is_own, of_prefix, of_group)
     tokens = np.where(is_reported, requests.prompt_tokens, byte_blocks * ratio)
     return np.maximum(1, np.round(tokens)).astype(np.int64), ratio
+
+
+def _ratios(counted: Floats, weights: Floats, codes: Integers, otherwise: Floats) -> Floats:
+    """Counted tokens / blocks of all requests with the same code as each request; ``otherwise`` without any."""
+    totals = np.bincount(codes, weights)[codes] if len(codes) else weights
+    sums = np.bincount(codes, counted)[codes] if len(codes) else counted
+    return np.divide(sums, totals, out=otherwise.copy(), where=totals > 0)
 
 
 def _output_tokens(traffic: CapturedTraffic) -> Integers:

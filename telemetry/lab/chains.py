@@ -74,7 +74,7 @@ class Requests:
     block_counts: Floats  # of the whole prompt
     sample_ratios: Floats
     hash_tokens: Floats  # estimated tokens of a block
-    estimates: Floats  # tokens of the whole prompt
+    estimates: Floats  # tokens of the whole prompt, which routers correct by what they know of its beginning
     prompt_tokens: Floats  # as the engine counted them
     cached_tokens: Floats  # as the engine reported them
     block_tokens: Floats  # of the engine
@@ -86,6 +86,16 @@ class Requests:
     def lengths(self) -> Integers:
         """Number of sampled blocks of each prompt."""
         return np.diff(self.ends, prepend=0)
+
+    @property
+    def byte_blocks(self) -> Floats:
+        """Lengths of the prompts in blocks of bytes, with the part of a block at the end.
+
+        An estimate that was corrected for the prompt while ``hash_tokens`` was not says nothing of that part.
+        """
+        ratio = self.estimates / self.hash_tokens
+        is_exact = (ratio >= self.block_counts) & (ratio <= self.block_counts + 1)
+        return np.where(is_exact, ratio, self.block_counts + 0.5)
 
     @classmethod
     def concatenated(cls, parts: Sequence[Requests]) -> Requests:
@@ -116,7 +126,7 @@ class Prompts:
     """Converts numbers of cached sampled blocks into cached tokens, for many prompts as columns."""
 
     tokens: Floats
-    block_tokens: Floats  # of a hashed block, by the engine's token count
+    block_tokens: Floats  # of a hashed block: those of the prompt / its length in blocks
     engine_block_tokens: Floats  # of a block of the engine's cache
     block_counts: Floats
     positions: Integers  # of sampled blocks, one prompt after another, plus one entry
@@ -131,7 +141,7 @@ class Prompts:
         lengths = requests.lengths
         return cls(
             tokens,
-            requests.hash_tokens * tokens / np.maximum(1, requests.estimates),
+            tokens / np.maximum(1, requests.byte_blocks),
             np.where(engine > 0, engine, 1.0),
             requests.block_counts,
             np.append(requests.positions, 0),

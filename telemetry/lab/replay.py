@@ -4,8 +4,8 @@ Theory of operation. A replay keeps four simulated caches between time spans, be
 cache (limited by age), one LRU cache as large as the fleet's, a cache per replica with near-optimal placement, and a
 cache per replica with the actual placement. A request's blocks count as cached from the time it is placed.
 
-Capacities are in sampled blocks: the engine's tokens, divided by the estimated tokens of a block and by the ratio of
-engine-counted to estimated tokens, times the sampling ratio. The ratio decreases when requests come with a smaller one,
+Capacities are in sampled blocks: the engine's tokens, divided by the mean tokens of a block, as engines counted them,
+times the sampling ratio. The ratio decreases when requests come with a smaller one,
 and when more than ``MAX_ENTRIES`` blocks would be stored (fixed-size SHARDS) or ``MAX_BLOCKS_PER_MINUTE`` replayed;
 every cache then drops the blocks outside it. The ratio never increases within one replay, because blocks left out
 before would look new. All requests of one call have the same ratio.
@@ -83,8 +83,9 @@ def _summed_by_block(blocks: Hashes, tokens: Floats) -> tuple[Hashes, Floats]:
 MAX_ENTRIES = 65_536  # blocks in each of the four simulated caches
 MAX_BLOCKS_PER_MINUTE = 60_000  # sampled, in all prompts; their replay takes about 0.1 s
 HORIZON_S = 12 * 3600.0  # the unbounded cache drops blocks after one to two of these
-DECAY_PER_MINUTE = 0.98  # of the measured token ratio
+DECAY_PER_MINUTE = 0.98  # of the measured tokens of a block
 MIN_DECAYED_TOKENS = 1.0  # no decay below this: an idle pool keeps its ratio
+BLOCK_TOKENS = 64.0  # of a block while no response reported its tokens: four bytes a token
 NO_BLOCKS = np.empty(0, np.uint64)
 
 
@@ -93,9 +94,7 @@ class Replay:
 
     def __init__(self, capacities: Mapping[str, int] | None, ratio: float = 1.0) -> None:
         self.ratio = ratio
-        # Tokens of the same prompts: as routers estimated them, and as engines counted them.
-        self.estimated = self.counted = 0.0
-        self.hash_tokens = 64.0
+        self.byte_blocks = self.counted = 0.0  # lengths of the same prompts in blocks, and in tokens of the engine
         self.recent, self.previous = NO_BLOCKS, NO_BLOCKS  # blocks last used in the current and the previous horizon
         self.since_s: float | None = None  # start of the current horizon
         self.fleet_cache = NO_BLOCKS  # content of the fleet-sized cache, least recent first
@@ -106,9 +105,9 @@ class Replay:
         self.resize(capacities)
 
     @property
-    def real_ratio(self) -> float:
-        """Engine-counted / estimated tokens."""
-        return self.counted / self.estimated if self.estimated else 1.0
+    def block_tokens(self) -> float:
+        """Mean tokens of a block, as counted by engines."""
+        return self.counted / self.byte_blocks if self.byte_blocks else BLOCK_TOKENS
 
     def resize(self, capacities: Mapping[str, int] | None) -> None:
         """Change the capacities; the content of removed replicas is dropped."""
@@ -123,15 +122,10 @@ class Replay:
 
     def learn(self, requests: Requests, minutes: float) -> None:
         """Update the token ratio and the sampling ratio from the requests of some minutes, before they are placed."""
-        decay = DECAY_PER_MINUTE**minutes if min(self.estimated, self.counted) > MIN_DECAYED_TOKENS else 1.0
-        self.estimated, self.counted = decay * self.estimated, decay * self.counted
-        if len(requests):
-            is_reported = (requests.prompt_tokens > 0) & (requests.estimates > 0)
-            latest = float(requests.hash_tokens[-1])
-            self.estimated *= latest / self.hash_tokens
-            self.hash_tokens = latest
-            self.estimated += float(self.estimates_of(requests)[is_reported].sum())
-            self.counted += float(requests.prompt_tokens[is_reported].sum())
+        decay = DECAY_PER_MINUTE**minutes if self.counted > MIN_DECAYED_TOKENS else 1.0
+        is_reported = requests.prompt_tokens > 0
+        self.byte_blocks = decay * self.byte_blocks + float(requests.byte_blocks[is_reported].sum())
+        self.counted = decay * self.counted + float(requests.prompt_tokens[is_reported].sum())
         blocks = requests.block_counts.sum()
         while blocks * self.ratio > MAX_BLOCKS_PER_MINUTE * minutes:
             self.reduce_sampling(self.ratio / 2)
@@ -184,18 +178,14 @@ class Replay:
         for caches in (self.ideal, self.placed):
             caches.update({name: blocks[blocks < limit] for name, blocks in caches.items()})
 
-    def estimates_of(self, requests: Requests) -> Floats:
-        """Estimated prompt lengths, all by the latest estimate of a block's tokens, which routers update."""
-        return requests.estimates * (self.hash_tokens / requests.hash_tokens)
-
     def tokens_of(self, requests: Requests) -> Floats:
-        """Prompt lengths as counted by the engine, or converted from the estimate."""
-        estimates = self.estimates_of(requests)
-        return np.where(requests.prompt_tokens > 0, requests.prompt_tokens, estimates * self.real_ratio)
+        """Prompt lengths as counted by the engine, else by the mean tokens of a block, else as the router estimated."""
+        others = requests.byte_blocks * self.block_tokens if self.byte_blocks else requests.estimates
+        return np.where(requests.prompt_tokens > 0, requests.prompt_tokens, others)
 
     def capacity_blocks(self, tokens: int) -> int:
         """A capacity in engine tokens as sampled blocks."""
-        return max(1, round(tokens / (self.hash_tokens * self.real_ratio) * self.ratio))
+        return max(1, round(tokens / self.block_tokens * self.ratio))
 
     def _sampled(self, requests: Requests) -> Requests:
         """The requests at a sampling ratio that keeps the caches, which use it too, within ``MAX_ENTRIES``."""
@@ -278,8 +268,8 @@ def _horizons(at_s: Floats, since_s: float | None) -> tuple[Integers, float | No
     return begun, since_s
 
 
-STATE_VERSION = 5  # bytes of another version are not read; the replay starts cold
-SCALARS = ("ratio", "estimated", "counted", "hash_tokens", "since_s", "written")
+STATE_VERSION = 6  # bytes of another version are not read; the replay starts cold
+SCALARS = ("ratio", "byte_blocks", "counted", "since_s", "written")
 
 
 class StateError(ValueError):

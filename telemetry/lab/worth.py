@@ -70,7 +70,7 @@ def assess_routing(sums: Sums | None, caches: Caches) -> Assessment:
     needed = _needed_requests(sums, error)
     if sums is None or error is None or needed:
         return _unknown_routing(sums, needed)
-    reachable, placements = min(max(sums.reachable / sums.prompt_tokens, 0.0), 1.0), caches.placements
+    reachable, placements = sums.reachable_ratio, caches.placements
     reason = " ".join(_routing_reasons(reachable, error, sums.requests, caches))
     if caches.replicas == 1:
         return Assessment(RoutingVerdict.PLAIN, "One replica gets every request: routing changes nothing.", reason)

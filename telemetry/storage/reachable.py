@@ -102,7 +102,7 @@ def _share(row: Mapping[str, Any], window: Window) -> ReachableShare | None:
     if error is None or error > MAX_REACHABLE_ERROR:
         return None
     return ReachableShare(
-        ratio=min(max(sums.reachable / sums.prompt_tokens, 0.0), 1.0),
+        ratio=sums.reachable_ratio,
         standard_error=error,
         requests=sums.requests,
         start=row["first"],

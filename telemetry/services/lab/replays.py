@@ -277,7 +277,7 @@ def _curve(requests: Requests, capacities: dict[str, int]) -> dict[str, object]:
         begin = end
     capacity_blocks = {name: replay.capacity_blocks(tokens) for name, tokens in capacities.items()}
     placements = compare_placements(requests, prompts, list(capacity_blocks.values()), warm=warm)
-    working_set = curve.working_set(replay.hash_tokens * replay.real_ratio / ratio)
+    working_set = curve.working_set(replay.block_tokens / ratio)
     return {
         "points": [asdict(point) for point in curve.points(capacity_blocks)],
         "placements": placements and asdict(placements),

@@ -90,6 +90,27 @@ async def test_learned_ratios_survive_a_configuration_with_the_same_model(replic
     assert after_removal["hash_tokens"] == 64
 
 
+async def test_an_estimate_divided_by_its_tokens_a_block_is_the_length_of_the_prompt(replica: FakeReplica) -> None:
+    async def script(call: Call) -> None:
+        text = str(json.loads(call.body)["messages"][0]["content"])
+        await tokenizing(0.25 if text.startswith("a") else 0.9)(call)
+
+    texts = [passage("first", TEXT_BYTES)[1:], passage("second", TEXT_BYTES)[1:]]
+    replica.script = script
+    async with routed(config([replica], settings=LowestCostSettings(), models=("tiny",))) as harness:
+        for number in range(24):
+            content = "ab"[number % 2] + texts[number % 2]
+            body = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
+            assert (await harness.chat(json.dumps(body).encode())).status == 200
+        decisions = (await harness.admin("GET", "/admin/decisions?after=0"))[1]["decisions"]
+
+    latest = decisions[-2:]
+    assert latest[1]["prompt_tokens_estimate"] > 3 * latest[0]["prompt_tokens_estimate"]  # corrected by what is known
+    for decision in decisions:
+        length = decision["prompt_tokens_estimate"] / decision["hash_tokens"]
+        assert decision["block_count"] <= length < 1.01 * (decision["block_count"] + 1)
+
+
 async def test_cached_tokens_are_those_that_responses_report(replica: FakeReplica) -> None:
     replica.script = tokenizing()
     async with routed(config([replica], settings=LowestCostSettings(), models=("tiny",))) as harness:

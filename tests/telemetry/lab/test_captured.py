@@ -132,3 +132,13 @@ def test_a_ttft_that_does_not_grow_with_the_prompt_gives_no_prefill_rate() -> No
     flat = captured([request(at, [1] * (2 + at % 50), cached_tokens=64) for at in range(400)], ttft_s=np.full(400, 0.2))
     assert fit_engine(flat, np.arange(400)).prefill_rate is None
     assert len(traffic_) == 400
+
+
+def test_prompts_of_one_group_in_several_languages_share_their_common_blocks() -> None:
+    english = [request(at, [1] * 20, prompt_tokens=1100) for at in range(8)]
+    russian = [request(10 + at, [2] * 20, prompt_tokens=5000) for at in range(2)]
+
+    ids = ids_of(english + russian)
+
+    assert shared(ids[0], ids[1]) >= 0.95 * len(ids[0])
+    assert shared(ids[8], ids[9]) >= 0.95 * len(ids[8])

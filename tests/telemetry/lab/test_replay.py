@@ -270,3 +270,40 @@ def test_routers_that_learn_another_number_of_tokens_a_block_change_nothing():
         found.append([replay.capacity_blocks(10_000), *(getattr(sums, term) for term in REPLAYED)])
 
     assert found[1] == pytest.approx(found[0], rel=2e-3)
+
+
+def mixed_text(count: int = 240) -> list[Request]:
+    """Prompts of one pool in English, German and Russian. The router corrected its estimates by what it had learned.
+
+    An eighth of each prompt is new. The estimate of a prompt is right, its block is the mean of all text.
+    """
+    rows = []
+    for number in range(count):
+        tokens, opening = ((53, 1), (80, 2), (250, 3))[number % 3]  # tokens of a block of this text
+        blocks = [*range(100 * opening, 100 * opening + 35), *range(10_000 + 10 * number, 10_005 + 10 * number)]
+        length = tokens * len(blocks)
+        rows.append(request(number, blocks, estimate_tokens=length, prompt_tokens=length, hash_tokens=104))
+    return rows
+
+
+def test_reachable_of_texts_with_other_tokens_per_byte_is_that_of_an_unbounded_cache():
+    rows = mixed_text()
+    cached = sum(one.prompt_tokens * 7 / 8 for one in rows[3:])
+    rows = [one._replace(cached_tokens=0) for one in rows]
+    breakdown = breakdown_from(replayed(rows, None), sample_ratio=1.0, reason="sizes are unknown")
+    assert breakdown.ratio(breakdown.reachable) == pytest.approx(cached / breakdown.prompt_tokens, abs=0.015)
+
+
+def test_what_engines_delivered_could_be_reached():
+    rows = [one._replace(cached_tokens=one.prompt_tokens - 1) for one in mixed_text()]
+    sums = replayed(rows, None)
+    breakdown = breakdown_from(sums, sample_ratio=1.0, reason="sizes are unknown")
+    assert sums.reachable < sums.delivered
+    assert breakdown.reachable == pytest.approx(breakdown.delivered)
+    assert breakdown.losses()[0].ratio == pytest.approx(0.0, abs=0.001)
+
+
+def test_a_corrected_estimate_and_its_blocks_give_the_length_of_the_prompt():
+    exact = request(0, [1] * 10, estimate_tokens=1050, hash_tokens=100)  # ten and a half blocks
+    corrected = exact._replace(estimate_tokens=2600)  # but not its blocks, as routers reported before
+    assert columns([exact, corrected]).byte_blocks.tolist() == [10.5, 10.5]

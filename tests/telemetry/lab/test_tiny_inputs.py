@@ -115,7 +115,7 @@ def test_an_idle_pool_keeps_its_rate_of_tokens():
     replay.learn(columns([request(0.0, [1], prompt_tokens=168, estimate_tokens=84)]), 1)
     for _ in range(90):
         replay.learn(columns([]), 24 * 60)
-    assert replay.real_ratio == pytest.approx(2.0)
+    assert replay.block_tokens == pytest.approx(128.0)
     assert replay.capacity_blocks(1280) == 10
 
 
