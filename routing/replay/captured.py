@@ -1,4 +1,4 @@
-"""Placement of captured requests in a replay: by the routes of a pool's configuration, or as it was recorded.
+"""Placement of captured requests in a replay: by the routes of a pool's configuration.
 
 The routes are the router's own: task groups with their policies and replicas, consistent-hash rings, load trackers and
 residency indexes. Each modelled router has its own load tracker and residency index, as separate routers do. A captured
@@ -33,7 +33,7 @@ _HEALTH = HealthRegistry()
 class CapturedColumns:
     """Captured requests: their columns for engines, and what placement knows about each. Key 0: none."""
 
-    __slots__ = ("columns", "group", "groups", "recorded", "router", "session", "tier1")
+    __slots__ = ("columns", "group", "groups", "router", "session", "tier1")
 
     def __init__(
         self,
@@ -43,7 +43,6 @@ class CapturedColumns:
         session: array[int],
         group: array[int],
         router: array[int],
-        recorded: array[int],
     ) -> None:
         self.columns = columns
         self.groups = groups
@@ -51,7 +50,6 @@ class CapturedColumns:
         self.session = session
         self.group = group
         self.router = router
-        self.recorded = recorded
 
 
 class CapturedKeys:
@@ -185,25 +183,6 @@ class CapturedPlacer:
 
     def _router_of(self, request: ModelledRequest) -> ModelledRouter:
         return self._routers[self._captured.router[request.index] % len(self._routers)]
-
-
-class RecordedPlacer:
-    """Places each request on the engine that really got it. ``engine_of``: engine by recorded target."""
-
-    def __init__(self, captured: CapturedColumns, engine_of: Sequence[int]) -> None:
-        self.reasons: Counter[Reason] = Counter()
-        self._recorded = captured.recorded
-        self._engine_of = engine_of
-
-    def place(self, request: ModelledRequest, _engines: Sequence[FastEngine], _now_s: float) -> int:
-        """The recorded engine."""
-        return self._engine_of[self._recorded[request.index]]
-
-    def on_first_token(self, _request: ModelledRequest, _now_s: float) -> None:
-        """Not needed."""
-
-    def on_ended(self, _request: ModelledRequest, _now_s: float) -> None:
-        """Not needed."""
 
 
 def _boundary_blocks(route: Route, block_tokens: int) -> int:

@@ -34,11 +34,11 @@ class EngineModel(msgspec.Struct, frozen=True):
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """One way to place the requests: by a pool's configuration, or on the replicas that were recorded."""
+    """One way to place the requests: by a pool's configuration."""
 
     name: str
     engines: list[EngineModel]
-    pool: PoolConfig | None = None  # None: as recorded
+    pool: PoolConfig
     routers: Count = 1  # with separate load tracking and residency; request ``i`` belongs to ``router[i] % routers``
 
 
@@ -47,7 +47,6 @@ class Job(msgspec.Struct, frozen=True):
 
     block_tokens: Count
     groups: list[str]  # names that ``group`` refers to
-    targets: list[str]  # names that ``recorded`` refers to
     at_s: bytes  # float64
     prompt_tokens: bytes  # int64
     output_tokens: bytes  # int64
@@ -57,7 +56,6 @@ class Job(msgspec.Struct, frozen=True):
     session: bytes  # uint64; 0: no session
     group: bytes  # int64
     router: bytes  # int64
-    recorded: bytes  # int64: the target that got the request
     scenarios: list[Scenario]
 
 
@@ -99,7 +97,6 @@ def captured_columns(job: Job) -> CapturedColumns:
         array("Q", job.session),
         array("q", job.group),
         array("q", job.router),
-        array("q", job.recorded),
     )
 
 

@@ -18,10 +18,9 @@ from pathlib import Path
 import msgspec
 
 from routing.replay.block_runs import Forest, ForestError
-from routing.replay.captured import CapturedColumns, CapturedPlacer, RecordedPlacer
+from routing.replay.captured import CapturedColumns, CapturedPlacer
 from routing.replay.job import Job, Scenario, ScenarioResult, captured_columns, encode, engine_config, read_job
 from routing.replay.replay import RequestTooLargeError, replay
-from routing.schema import PoolConfig
 from routing.types import NoReplicaError
 
 NICENESS = 10
@@ -70,7 +69,7 @@ def _replay_scenario(
     targets = [engine.target for engine in scenario.engines]
     configs = [engine_config(engine, job.block_tokens) for engine in scenario.engines]
     try:
-        placer = _placer(job, scenario, captured, targets, scenario.pool)
+        placer = CapturedPlacer(captured, scenario.pool, targets, scenario.routers)
         outcome = replay(forest, configs, placer, progress=progress)
     except RequestTooLargeError as error:
         return ScenarioResult(scenario.name, f"The cache of a replica is too small: {error}.")
@@ -83,17 +82,6 @@ def _replay_scenario(
         engine=outcome.placements.tobytes(),
         reasons={reason.value: count for reason, count in placer.reasons.most_common()},
         evicted_blocks=outcome.evicted_blocks,
-    )
-
-
-def _placer(
-    job: Job, scenario: Scenario, captured: CapturedColumns, targets: Sequence[str], pool: PoolConfig | None
-) -> CapturedPlacer | RecordedPlacer:
-    if pool is not None:
-        return CapturedPlacer(captured, pool, targets, scenario.routers)
-    number = {target: index for index, target in enumerate(targets)}
-    return RecordedPlacer(
-        captured, [number.get(target, index % len(targets)) for index, target in enumerate(job.targets)]
     )
 
 

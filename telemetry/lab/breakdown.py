@@ -17,8 +17,8 @@ Each term is at most the one above it:
 - best >= predicted: the chosen replica is one of those compared.
 
 Split and capacity are replays of a heuristic and of LRU, so they are raised to the term below where they fall short.
-Delivered is measured, not replayed, and may be above predicted, but not above reachable: what engines delivered could be
-reached.
+Delivered is measured, not replayed, and may be above predicted, but not above reachable: what engines delivered could
+be reached.
 """
 
 from __future__ import annotations

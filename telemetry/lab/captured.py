@@ -14,9 +14,12 @@ prose and between languages, so it is measured for each task group, and for a ti
 kind than its group. It is rounded to steps of 1 %. Ids contain the step, because the same blocks of bytes would be
 different blocks of tokens.
 
-Theory of operation, engines. In an idle engine, TTFT is a fixed overhead plus uncached tokens / prefill rate. A low
-quantile of TTFT among requests with similar uncached tokens is close to that of an idle engine, so a line through these
-quantiles gives both. The time between two tokens of one stream gives the duration of a decode step.
+Theory of operation, engines. An engine prefills prompts one after another, so TTFT is mostly waiting where it is busy.
+From a request that finds it idle on, up to the last first token before it is idle again, an engine has computed all
+uncached tokens of the requests that came meanwhile. So the seconds of these busy periods, over their uncached tokens,
+give the prefill rate at any load and hit rate, as a line with a fixed part for each period and each request. The line
+goes through a low quantile, because what delays an engine otherwise is not seen. Plain responses count with their
+tokens, but do not end a period. The time between two tokens of one stream gives the duration of a decode step.
 """
 
 from __future__ import annotations
@@ -33,10 +36,11 @@ FILL = 1.0  # sampled blocks stand for this many times 1 / ratio blocks after th
 RATIO_STEP = 1.01  # of tokens per byte block
 OWN_RATIO = 1.1  # prompts with a tier-1 prefix whose tokens per block differ more from their group's use its own
 MAX_IDS = 12_000_000  # of a replay: 100 MB
-MIN_FIT = 30  # streamed requests that a fit needs
-MIN_SLOPE_S = 1e-7  # of TTFT for each token: no engine prefills ten million tokens a second
-FIT_BINS = 8
-IDLE_QUANTILE = 0.2  # of TTFT: close to an idle engine
+MIN_FIT = 30  # requests that a fit needs
+MIN_SLOPE_S = 1e-7  # for each token: no engine prefills ten million tokens a second
+CHUNK_TOKENS = 2048  # of a prompt in one step, as the modelled engines have it
+FIT_ROUNDS = 30
+IDLE_QUANTILE = 0.25  # of seconds: close to those of an engine that nothing else delays
 DEFAULT_STEP_S = 0.010
 DECODE_RATIO = 0.02  # additional duration of a step for each decoding sequence, as a share of the step
 Booleans = NDArray[np.bool_]
@@ -48,6 +52,7 @@ class CapturedTraffic:
 
     requests: Requests
     ttft_s: Floats  # of streamed responses, by the routers' clock
+    prefill_s: Floats  # of these, from sending the request to the replica; TTFT where it is not recorded
     latency_s: Floats  # until the last byte
     generated_tokens: Floats
     prefixes: Hashes  # recorded tier-1 keys
@@ -215,9 +220,10 @@ def _mixed(values: Hashes) -> Hashes:
 
 @dataclass(frozen=True, slots=True)
 class EngineFit:
-    """Parameters of one engine; None: too few streamed responses to fit them."""
+    """Parameters of one engine; None: too few responses to fit them."""
 
     prefill_rate: float | None  # tokens/s
+    rate_error: float  # relative standard error of the rate
     overhead_s: float  # of TTFT, whatever the prompt
     step_s: float
     decode_s: float
@@ -226,17 +232,14 @@ class EngineFit:
 
 def fit_engine(traffic: CapturedTraffic, rows: Integers) -> EngineFit:
     """Fit the parameters of an engine, or of several alike ones, to the requests at these rows."""
-    requests = traffic.requests
-    uncached = requests.prompt_tokens[rows] - np.nan_to_num(requests.cached_tokens[rows])
-    ttft_s = traffic.ttft_s[rows]
-    is_usable = (ttft_s > 0) & (requests.cached_tokens[rows] >= 0) & (uncached > 0)
     step_s = _step_s(traffic, rows)
-    count = int(is_usable.sum())
-    line = _idle_line(uncached[is_usable], ttft_s[is_usable]) if count >= MIN_FIT else None
-    if line is None:
-        return EngineFit(None, 0.0, step_s, DECODE_RATIO * step_s, count)
-    slope, intercept = line
-    return EngineFit(1 / slope, max(0.0, intercept - step_s), step_s, DECODE_RATIO * step_s, count)
+    periods = _busy_periods(traffic, rows, step_s)
+    line = _prefill_line(periods) if periods.requests.sum() >= MIN_FIT else None
+    count = int(periods.requests.sum())
+    if line is None or line.s_per_token <= max(MIN_SLOPE_S, 2 * line.error):
+        return EngineFit(None, 0.0, 0.0, step_s, DECODE_RATIO * step_s, count)
+    rate, overhead_s = 1 / line.s_per_token, max(0.0, line.fixed_s - step_s)
+    return EngineFit(rate, rate * line.error, overhead_s, step_s, DECODE_RATIO * step_s, count)
 
 
 def _step_s(traffic: CapturedTraffic, rows: Integers) -> float:
@@ -249,17 +252,72 @@ def _step_s(traffic: CapturedTraffic, rows: Integers) -> float:
     return float(np.quantile(decode_s[is_usable] / (generated[is_usable] - 1), IDLE_QUANTILE))
 
 
-def _idle_line(uncached: Floats, ttft_s: Floats) -> tuple[float, float] | None:
-    """(seconds per token, seconds) of a line through low quantiles of TTFT; None if TTFT hardly grows with tokens."""
-    edges = np.unique(np.quantile(uncached, np.linspace(0, 1, FIT_BINS + 1)))
-    bins = np.clip(np.searchsorted(edges, uncached, side="right") - 1, 0, max(0, len(edges) - 2))
-    points = [
-        (float(uncached[bins == number].mean()), float(np.quantile(ttft_s[bins == number], IDLE_QUANTILE)))
-        for number in range(len(edges) - 1)
-        if int((bins == number).sum()) >= 3
-    ]
-    if len(points) < 2:
-        return None
-    tokens, seconds = np.array(points).T
-    slope, intercept = np.polyfit(tokens, seconds, 1)
-    return (float(slope), float(intercept)) if slope > MIN_SLOPE_S else None
+@dataclass(frozen=True, slots=True)
+class _BusyPeriods:
+    """Times in which an engine always had prompts to prefill, up to the last first token that was seen."""
+
+    seconds: Floats  # without the fixed part of steps beyond one for each request
+    uncached: Floats  # tokens
+    requests: Floats  # number of requests
+
+
+def _busy_periods(traffic: CapturedTraffic, rows: Integers, step_s: float) -> _BusyPeriods:
+    requests = traffic.requests
+    parts = []
+    for code in np.unique(requests.replicas.codes[rows]):
+        of_engine = rows[requests.replicas.codes[rows] == code]
+        at_s = requests.at_s[of_engine]
+        uncached = requests.prompt_tokens[of_engine] - requests.cached_tokens[of_engine]  # NaN: not reported
+        first_s = at_s + traffic.prefill_s[of_engine]
+        is_seen = first_s > at_s
+        decoded_s = step_s * np.maximum(0.0, np.nan_to_num(traffic.generated_tokens[of_engine]) - 1)
+        guessed_s = np.maximum(0.0, np.nan_to_num(traffic.latency_s[of_engine]) - decoded_s)
+        busy_until_s = np.maximum.accumulate(np.where(is_seen, first_s, at_s + guessed_s))
+        begins = np.append(True, at_s[1:] >= busy_until_s[:-1])
+        period = np.cumsum(begins) - 1
+        last = np.full(period[-1] + 1, -1)
+        np.maximum.at(last, period[is_seen], np.flatnonzero(is_seen))  # the last request whose first token was seen
+        counted = np.arange(len(period)) <= last[period]
+        size = len(last)
+        tokens = np.bincount(period[counted], uncached[counted], size)
+        is_known = (last >= 0) & (tokens > 0)
+        further_steps = np.maximum(0, np.ceil(uncached[counted] / CHUNK_TOKENS) - 1)  # than one for each request
+        steps_s = step_s * np.bincount(period[counted], further_steps, size)
+        seconds = np.maximum(0.0, first_s[last] - at_s[begins] - steps_s)
+        count = np.bincount(period[counted], minlength=size)
+        parts.append(np.stack([seconds, tokens, count])[:, is_known])
+    return _BusyPeriods(*np.concatenate(parts, axis=1)) if parts else _BusyPeriods(*np.empty((3, 0)))
+
+
+@dataclass(frozen=True, slots=True)
+class _PrefillLine:
+    """Seconds of a busy period = fixed + so many for each request, and for each uncached token."""
+
+    s_per_token: float
+    error: float  # standard error of it
+    fixed_s: float  # of a period with one request
+
+
+def _prefill_line(periods: _BusyPeriods) -> _PrefillLine | None:
+    """A line through a low quantile of the periods, by weighted least squares; None if the time does not grow."""
+    seconds = periods.seconds
+    columns = np.stack([periods.uncached, np.ones(len(seconds)), periods.requests])
+    scale = 1 / (seconds + np.median(seconds))  # of relative residuals, because long periods vary more
+    used = [0, 1, 2]
+    while True:
+        design, target = (columns[used] * scale).T, seconds * scale
+        weights = np.ones(len(seconds))
+        for _ in range(FIT_ROUNDS):
+            root = np.sqrt(weights)
+            found = np.linalg.lstsq(design * root[:, None], target * root, rcond=None)[0]
+            residual = target - design @ found
+            weights = np.where(residual > 0, IDLE_QUANTILE, 1 - IDLE_QUANTILE) / np.maximum(np.abs(residual), 1e-4)
+        if found[0] <= 0:
+            return None
+        negative = [column for column, value in zip(used, found, strict=True) if value < 0]
+        if not negative:
+            break
+        used.remove(negative[0])
+    spread = 1.4826 * float(np.median(np.abs(residual)))
+    error = spread * float(np.sqrt(np.linalg.pinv(design.T @ design)[0, 0]))
+    return _PrefillLine(float(found[0]), error, float(found[1:].sum()))

@@ -8,7 +8,6 @@ error of block sampling (SHARDS) is independent of that and is added to the inte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -27,7 +26,7 @@ SHORTEST_S = 0.001
 BUCKETS = 300
 CONFIDENCE = 0.95
 MAX_HIT_ERROR = 0.03  # of a calibrated replay, hit rate
-MAX_TTFT_ERROR = 0.20  # of a calibrated replay, relative, TTFT p50
+MAX_TTFT_ERROR = 0.20  # of a calibrated replay, relative, TTFT p50 and p95
 MIN_REQUESTS = 100  # counted, for a calibrated replay
 Booleans = NDArray[np.bool_]
 
@@ -267,7 +266,7 @@ class Calibration:
 
 
 def calibrate(measured: Outcome, replayed: Outcome) -> Calibration:
-    """Compare hit rate and TTFT p50 with their limits."""
+    """Compare hit rate, TTFT p50 and TTFT p95 with their limits."""
     real, model = figures(measured), figures(replayed)
     problems = []
     if real.requests < MIN_REQUESTS:
@@ -282,13 +281,19 @@ def calibrate(measured: Outcome, replayed: Outcome) -> Calibration:
         )
     if real.ttft_p50_s is None or model.ttft_p50_s is None:
         problems.append("No response was streamed, so TTFT is unknown.")
-    elif abs(relative := model.ttft_p50_s / real.ttft_p50_s - 1) > MAX_TTFT_ERROR:
-        problems.append(
-            f"The replay's TTFT p50 of the active policy is {model.ttft_p50_s:.3f} s, measured were "
-            f"{real.ttft_p50_s:.3f} s: a difference of {100 * abs(relative):.0f} %, limit "
-            f"{100 * MAX_TTFT_ERROR:.0f} %."
-        )
+    problems += _ttft_problem("p50", real.ttft_p50_s, model.ttft_p50_s)
+    problems += _ttft_problem("p95", real.ttft_p95_s, model.ttft_p95_s)
     return Calibration(real, model, tuple(problems))
+
+
+def _ttft_problem(name: str, measured_s: float | None, replayed_s: float | None) -> list[str]:
+    """Why a quantile of TTFT is not calibrated; [] if it is, or unknown."""
+    if not measured_s or replayed_s is None or abs(error := replayed_s / measured_s - 1) <= MAX_TTFT_ERROR:
+        return []
+    return [
+        f"The replay's TTFT {name} of the active policy is {replayed_s:.3f} s, measured were {measured_s:.3f} s: a "
+        f"difference of {100 * abs(error):.0f} %, limit {100 * MAX_TTFT_ERROR:.0f} %."
+    ]
 
 
 def corrected(outcome: Outcome, *, measured: float | None, replayed: float | None) -> Outcome:
@@ -320,13 +325,6 @@ def timeline(outcome: Outcome) -> list[dict[str, Any]]:
                 {"at": float(outcome.at_s[rows][0]), "hit_rate": found.hit_rate, "ttft_p50_s": found.ttft_p50_s}
             )
     return points
-
-
-def scaled_rate(multiples: Sequence[float], replayed_s: Sequence[float], measured_s: float) -> float:
-    """The multiple of a prefill rate at which the replayed TTFT equals the measured one, interpolated in logarithms."""
-    order = np.argsort(replayed_s)
-    xs, ys = np.log(np.array(replayed_s)[order]), np.log(np.array(multiples)[order])
-    return float(np.exp(np.interp(np.log(measured_s), xs, ys)))
 
 
 def describe(name: str, difference: Difference) -> str:

@@ -43,6 +43,7 @@ class Decision(models.Model):
     status = models.SmallIntegerField(null=True)  # of the response; None: there was none
     streamed = models.BooleanField(null=True)  # None: there was no response
     ttft_s = models.FloatField(null=True)  # router's clock, of a streamed response
+    prefill_s = models.FloatField(null=True)  # of TTFT, from sending the request to the replica that responded
     latency_s = models.FloatField(null=True)  # until the response's last byte; None: it was incomplete
     prompt_tokens_estimate = models.BigIntegerField()
     prompt_tokens = models.BigIntegerField(null=True)  # as the engine counted them

@@ -71,6 +71,7 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     status: SmallCount | None = None
     streamed: bool | None = None
     ttft_s: Seconds | None = None
+    prefill_s: Seconds | None = None
     latency_s: Seconds | None = None
     prompt_tokens: BigCount | None = None
     cached_tokens: BigCount | None = None

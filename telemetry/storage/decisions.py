@@ -40,6 +40,7 @@ _NUMBERS = {
 }
 _CAPTURED_NUMBERS = {
     f"coalesce(ttft_s, {UNKNOWN})": ">f8",
+    f"coalesce(prefill_s, ttft_s, {UNKNOWN})": ">f8",
     f"coalesce(latency_s, {UNKNOWN})": ">f8",
     f"coalesce(generated_tokens, {UNKNOWN})": ">i8",
     "coalesce(prefix, 0)": ">i8",
@@ -104,12 +105,13 @@ def counts(pool: str, start: datetime, end: datetime, width: timedelta) -> dict[
 
 def captured_between(pool: str, start: datetime, end: datetime, *, at_most: int) -> CapturedTraffic:
     """The last ``at_most`` successful requests of a pool with what a replay of other policies needs. One query."""
-    requests, ttft_s, latency_s, generated, prefixes, sessions, routers, revisions = _rows(
+    requests, ttft_s, prefill_s, latency_s, generated, prefixes, sessions, routers, revisions = _rows(
         "desc", (start, end, pool, at_most), _CAPTURED_NUMBERS
     )
     return CapturedTraffic(
         requests,
         _known(ttft_s),
+        _known(prefill_s),
         _known(latency_s),
         _known(generated),
         prefixes.astype(np.int64).view(np.uint64),

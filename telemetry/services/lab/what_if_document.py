@@ -22,17 +22,15 @@ from telemetry.lab.predictions import (
     difference,
     figures,
     figures_by_group,
-    scaled_rate,
     timeline,
     verdict,
 )
 from telemetry.metrics.windows import Window
 from telemetry.models import WhatIf
 from telemetry.services.lab.breakdowns import breakdown_of
-from telemetry.services.lab.what_if_model import WhatIfError, WindowModel, policy_digests, recorded_scenario
+from telemetry.services.lab.what_if_model import WhatIfError, WindowModel, policy_digests
 
 FILL_ERROR = 0.02  # standard error of a hit rate, seen on seeded traffic with a sixteenth of the hashes
-RATE_MULTIPLES = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.2)
 
 
 def measured_outcome(model: WindowModel) -> Outcome:
@@ -101,28 +99,10 @@ def _half(outcome: Outcome, rows: slice) -> Outcome:
     )
 
 
-def fitted_multiple(model: WindowModel, results: Sequence[Mapping[str, Any]], measured: Outcome) -> float:
-    """The multiple of the fitted prefill rates at which TTFT p50 of the first half is the measured one."""
-    half = slice(0, len(model.counted) // 2)
-    target_s = figures(_half(measured, half)).ttft_p50_s
-    replayed: list[tuple[float, float]] = []
-    for multiple, result in zip(RATE_MULTIPLES, results, strict=True):
-        if result["reason"]:
-            raise WhatIfError(result["reason"])
-        scenario = recorded_scenario(model, multiple)
-        ttft_s = figures(_half(_outcome(model, scenario, result), half)).ttft_p50_s
-        if ttft_s is not None:
-            replayed.append((multiple, ttft_s))
-    if target_s is None or not replayed:
-        return 1.0
-    return scaled_rate([multiple for multiple, _ in replayed], [ttft_s for _, ttft_s in replayed], target_s)
-
-
 def result_document(
     what_if: WhatIf,
     model: WindowModel,
     measured: Outcome,
-    multiple: float,
     scenarios: Sequence[Mapping[str, Any]],
     results: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
@@ -151,7 +131,8 @@ def result_document(
         "routers": len(model.traffic.routers.names),
         "policies": policy_digests(model.pool),  # of the replayed active policy
         "engine": {
-            "prefill_rate": (model.fit.prefill_rate or 0) * multiple,
+            "prefill_rate": model.fit.prefill_rate,
+            "prefill_rate_error": model.fit.rate_error,
             "overhead_s": model.fit.overhead_s,
             "step_s": model.fit.step_s,
             "fitted_requests": model.fit.requests,

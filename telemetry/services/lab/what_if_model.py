@@ -157,9 +157,7 @@ def _notes(traffic: CapturedTraffic, pool: PoolConfig) -> list[str]:
     return notes
 
 
-def _engines(
-    model: WindowModel, targets: Sequence[str], cache_tokens: int | None, multiple: float
-) -> list[dict[str, Any]]:
+def _engines(model: WindowModel, targets: Sequence[str], cache_tokens: int | None) -> list[dict[str, Any]]:
     mean = sum(model.cache_tokens.values()) // len(model.cache_tokens)
     return [
         {
@@ -168,7 +166,7 @@ def _engines(
                 1,
                 (cache_tokens or model.cache_tokens.get(target, mean)) // model.columns.block_tokens,
             ),
-            "prefill_rate": model.rate_of(target) * multiple,
+            "prefill_rate": model.rate_of(target),
             "step_s": model.fit.step_s,
             "decode_s": model.fit.decode_s,
         }
@@ -176,14 +174,8 @@ def _engines(
     ]
 
 
-def recorded_scenario(model: WindowModel, multiple: float) -> dict[str, Any]:
-    """The recorded placement, at a multiple of the fitted prefill rates."""
-    targets = model.traffic.requests.replicas.names
-    return {"name": f"recorded x {multiple}", "engines": _engines(model, targets, None, multiple)}
-
-
-def candidate_scenario(model: WindowModel, candidate: Candidate, multiple: float) -> dict[str, Any]:
-    """The pool's configuration under a candidate, on engines at a multiple of the fitted prefill rates."""
+def candidate_scenario(model: WindowModel, candidate: Candidate) -> dict[str, Any]:
+    """The pool's configuration under a candidate, on engines with the fitted parameters."""
     pool = candidate_pool(model.pool, candidate)
     targets = [
         replica.name if replica.data_parallel_size == 1 else f"{replica.name}#{rank}"
@@ -193,7 +185,7 @@ def candidate_scenario(model: WindowModel, candidate: Candidate, multiple: float
     if not targets:
         raise WhatIfError("The pool has no active replica.")
     block_tokens = model.columns.block_tokens
-    engines = _engines(model, targets, candidate.cache_tokens, multiple)
+    engines = _engines(model, targets, candidate.cache_tokens)
     blocks = dict(zip(targets, (engine["blocks"] for engine in engines), strict=True))
     replicas = [
         msgspec.structs.replace(

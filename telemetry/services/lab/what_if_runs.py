@@ -4,10 +4,8 @@ Theory of operation. Replays run in a process of their own at a low priority (``
 they delay no scrape and no alert rule; the worker only waits for it. At most ``SLOTS`` what-ifs run at once in all
 workers together.
 
-Calibration. Engine parameters are fitted to the streamed responses of the window. Then the recorded placement is
-replayed at several prefill rates, and the rate is chosen whose TTFT p50 equals the measured one in the first half of
-the counted requests. Whether the replay of the active policy is calibrated is decided by the second half, which the
-fit has not seen.
+Calibration. Engine parameters are fitted to the window's responses. The replay of the active policy is then compared
+with what was measured.
 """
 
 from __future__ import annotations
@@ -32,14 +30,8 @@ from django.utils import timezone
 
 from controlplane.errors import ControlPlaneError
 from telemetry.models import WhatIf, WhatIfState
-from telemetry.services.lab.what_if_document import RATE_MULTIPLES, fitted_multiple, measured_outcome, result_document
-from telemetry.services.lab.what_if_model import (
-    WhatIfError,
-    WindowModel,
-    build_model,
-    candidate_scenario,
-    recorded_scenario,
-)
+from telemetry.services.lab.what_if_document import measured_outcome, result_document
+from telemetry.services.lab.what_if_model import WhatIfError, WindowModel, build_model, candidate_scenario
 from telemetry.services.lab.what_ifs import Candidate, read_candidates
 from telemetry.storage.locks import WHAT_IF, advisory_lock
 
@@ -110,16 +102,11 @@ def _result(what_if: WhatIf) -> dict[str, Any]:
     """The result document."""
     candidates = read_candidates(what_if.candidates)
     model = build_model(what_if)
-    steps = len(RATE_MULTIPLES) + 1 + len(candidates)
+    active = Candidate("active policy")  # of that time
+    scenarios = [candidate_scenario(model, candidate) for candidate in (active, *candidates)]
     with _progress(what_if) as report:
-        recorded = [recorded_scenario(model, multiple) for multiple in RATE_MULTIPLES]
-        fits = _replay(model, recorded, lambda ratio: report(ratio * len(recorded) / steps))
-        measured = measured_outcome(model)
-        multiple = fitted_multiple(model, fits, measured)
-        active = Candidate("active policy")  # of that time
-        scenarios = [candidate_scenario(model, candidate, multiple) for candidate in (active, *candidates)]
-        replayed = _replay(model, scenarios, lambda ratio: report((len(recorded) + ratio * len(scenarios)) / steps))
-    return result_document(what_if, model, measured, multiple, scenarios, replayed)
+        replayed = _replay(model, scenarios, report)
+    return result_document(what_if, model, measured_outcome(model), scenarios, replayed)
 
 
 def _replay(
@@ -130,7 +117,6 @@ def _replay(
     job = {
         "block_tokens": columns.block_tokens,
         "groups": requests.groups.names,
-        "targets": requests.replicas.names,
         "at_s": (requests.at_s - requests.at_s[0]).tobytes(),
         "prompt_tokens": columns.prompt_tokens.tobytes(),
         "output_tokens": columns.output_tokens.tobytes(),
@@ -140,7 +126,6 @@ def _replay(
         "session": model.traffic.sessions.tobytes(),
         "group": requests.groups.codes.tobytes(),
         "router": model.traffic.routers.codes.tobytes(),
-        "recorded": requests.replicas.codes.tobytes(),
         "scenarios": scenarios,
     }
     with tempfile.TemporaryDirectory(prefix="warmpath-what-if-") as folder:

@@ -23,7 +23,9 @@ def captured(requests: list[Request], **changes: object) -> CapturedTraffic:
         "routers": coded(["1"] * count),
         "revisions": np.ones(count, np.int64),
     }
-    return CapturedTraffic(columns(requests), **(values | changes))
+    values |= changes
+    values.setdefault("prefill_s", values["ttft_s"])
+    return CapturedTraffic(columns(requests), **values)
 
 
 def ids_of(requests: list[Request], **changes: object) -> list[list[int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -17,7 +19,6 @@ from telemetry.lab.predictions import (
     difference,
     figures,
     figures_by_group,
-    scaled_rate,
     timeline,
     verdict,
 )
@@ -113,7 +114,7 @@ def test_without_a_difference_there_is_no_verdict() -> None:
         (outcome(0.52, 0.22), None),
         (outcome(0.55, 0.2), "hit rate"),
         (outcome(0.5, 0.27), "TTFT p50"),
-        (outcome(0.5, 0.2, count=50), None),
+        (outcome(0.5, 0.2, count=1000), None),
     ],
 )
 def test_a_replay_is_calibrated_within_3_points_and_20_percent(replayed: Outcome, problem: str | None) -> None:
@@ -133,10 +134,14 @@ def test_too_few_requests_or_unknown_figures_are_not_calibrated() -> None:
     assert len(calibrate(silent, known).problems) == 2
 
 
-def test_the_prefill_rate_is_interpolated_between_replays() -> None:
-    assert scaled_rate([0.5, 1.0, 2.0], [0.4, 0.2, 0.1], 0.2) == pytest.approx(1.0)
-    assert scaled_rate([0.5, 1.0, 2.0], [0.4, 0.2, 0.1], 0.141) == pytest.approx(1.41, rel=0.02)
-    assert scaled_rate([0.5, 1.0, 2.0], [0.4, 0.2, 0.1], 9.0) == 0.5
+def test_a_replay_with_the_right_median_and_a_wrong_tail_is_not_calibrated() -> None:
+    measured = outcome(0.5, 0.2)
+    tail = measured.ttft_s > np.quantile(measured.ttft_s, 0.8)
+
+    found = calibrate(replace(measured, ttft_s=np.where(tail, 2.2 * measured.ttft_s, measured.ttft_s)), measured)
+
+    assert not found.is_calibrated
+    assert [problem.partition(" of")[0] for problem in found.problems] == ["The replay's TTFT p95"]
 
 
 def test_the_timeline_covers_all_requests_in_order() -> None:

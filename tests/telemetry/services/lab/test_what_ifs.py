@@ -106,7 +106,7 @@ WORSE: tuple[Change, ...] = (
     (RandomSettings(), {}, "worse"),
     (RoundRobinSettings(), {}, "worse"),
     (None, {"replicas": 3}, "worse"),
-    (None, {"cache_tokens": 15_000}, "worse"),
+    (None, {"cache_tokens": 20_000}, "worse"),
 )
 
 
@@ -121,7 +121,8 @@ def check_predictions(pool: Pool, workload: Traffic, active: Settings, changes: 
     for candidate, (change, size, expected) in zip(what_if.result["candidates"][1:], changes, strict=True):
         predicted, truth = candidate["figures"], serve_once(workload, change or active, **size)
         assert predicted["hit_rate"] == pytest.approx(truth.hit_rate(COUNTED_S), abs=0.03), (change, size)
-        assert predicted["ttft_p50_s"] == pytest.approx(truth.ttft_p50_s(COUNTED_S), rel=0.2), (change, size)
+        assert predicted["ttft_p50_s"] == pytest.approx(truth.ttft_s(COUNTED_S, 0.5), rel=0.2), (change, size)
+        assert predicted["ttft_p95_s"] == pytest.approx(truth.ttft_s(COUNTED_S, 0.95), rel=0.25), (change, size)
         assert candidate["verdict"] == expected, (change, size)
 
 
@@ -132,6 +133,32 @@ def test_predictions_of_better_policies_come_true(played, workload):
 def test_predictions_of_worse_policies_and_smaller_fleets_come_true(fleet, workload):
     play(fleet, workload, BETTER_ROUTING)
     check_predictions(fleet, workload, BETTER_ROUTING, WORSE)
+
+
+def test_engines_have_the_same_prefill_rate_at_any_hit_rate(fleet, workload):
+    often = traffic(2, rate=2.0, prompts=4, turns=6)
+    rates, hit_rates = [], []
+    for requests, settings, size in ((workload, WORSE_ROUTING, {}), (often, BETTER_ROUTING, {"cache_tokens": 400_000})):
+        Decision.objects.all().delete()
+        result = serve_once(requests, settings, **size)
+        publish_and_store(fleet, requests, settings, START, served=result)
+        engine = predict(fleet, {"name": "random", "settings": {"strategy": "random"}}).result["engine"]
+        rates.append(engine["prefill_rate"])
+        hit_rates.append(result.hit_rate(0))
+
+    assert hit_rates[0] < 0.45
+    assert hit_rates[1] > 0.78
+    assert rates == pytest.approx([8000, 8000], rel=0.05)
+
+
+def test_waiting_in_a_router_is_no_prefill_time(played):
+    before = predict(played, {"name": "random", "settings": {"strategy": "random"}}).result["engine"]
+    Decision.objects.update(prefill_s=F("ttft_s"))
+    Decision.objects.update(ttft_s=F("ttft_s") + 3.0, latency_s=F("latency_s") + 3.0)
+
+    after = predict(played, {"name": "random", "settings": {"strategy": "random"}}).result["engine"]
+
+    assert after["prefill_rate"] == pytest.approx(before["prefill_rate"], rel=0.001)
 
 
 @pytest.mark.parametrize(("ratio", "error"), [(0.25, 0.04), (0.0625, 0.07)])

@@ -54,9 +54,9 @@ class Served:
         counted = [row for row in self.sequences if row.arrived_s >= since_s]
         return sum(row.cached_tokens or 0 for row in counted) / sum(row.prompt_tokens for row in counted)
 
-    def ttft_p50_s(self, since_s: float) -> float:
+    def ttft_s(self, since_s: float, q: float) -> float:
         counted = [row for row in self.sequences if row.arrived_s >= since_s]
-        return quantiles([(row.first_token_s or 0) - row.arrived_s for row in counted], n=2)[0]
+        return quantiles([(row.first_token_s or 0) - row.arrived_s for row in counted], n=100)[round(100 * q) - 1]
 
 
 def add_fleet(pool: Pool) -> Pool:
