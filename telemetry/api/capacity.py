@@ -79,6 +79,8 @@ class SavingsSerializer(GroupSavingsSerializer):
     group = None  # type: ignore[assignment]  # as above
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
+    measured_hours = serializers.FloatField(help_text="of traffic, from which figures a day are extrapolated")
+    replica_hours_per_day = serializers.FloatField(help_text="of all replicas")
     traffic_ratio = serializers.FloatField(allow_null=True, help_text="replayed requests / all requests")
     currency = serializers.CharField(allow_null=True, allow_blank=True)
     replica_day_price = serializers.FloatField(allow_null=True)
@@ -202,6 +204,8 @@ class PrefillRateSerializer(serializers.Serializer[Any]):
     """Tokens that a replica prefills in a second, and where the figure comes from."""
 
     tokens_per_s = serializers.FloatField(allow_null=True)
+    low = serializers.FloatField(allow_null=True, help_text="of the range of hourly fits")
+    high = serializers.FloatField(allow_null=True)
     source = serializers.CharField()  # type: ignore[assignment]  # DRF's own attribute
 
 
@@ -295,7 +299,7 @@ class ResponseCachesView(TransactionalView):
         query.is_valid(raise_exception=True)
         params: dict[str, Any] = query.validated_data
         pool, window, name = params["pool"], params["window"], params.get("group")
-        figures = response_cache_figures([pool], window, timezone.now(), group=name)
+        figures = response_cache_figures([pool], window, group=name)
         group = None if name is None else pool.groups.filter(name=name).first()
         body = {
             **{field.name: getattr(figures, field.name) for field in fields(figures)},

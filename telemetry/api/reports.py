@@ -93,6 +93,8 @@ class ReportResponse(serializers.Serializer[Any]):
     groups = ReportGroupSerializer(many=True)
     events = ReportEventSerializer(many=True)
     more_events = serializers.BooleanField()
+    limits = serializers.ListField(child=serializers.CharField(), help_text="why a window is shorter than requested")
+    no_verdict = serializers.ListField(child=serializers.CharField(), help_text="why the windows allow no conclusion")
     notes = serializers.ListField(child=serializers.CharField())
 
 
@@ -101,16 +103,17 @@ class ReportView(TransactionalView):
 
     @extend_schema(parameters=[ReportQuery], responses=ReportResponse)
     def get(self, request: Request) -> Response:
-        """Hit rate, TTFT, prefill, money and load in two windows of one length, with the changes in between."""
+        """Hit rate, TTFT, prefill, money and load in two windows, with the changes in between."""
         query = ReportQuery(data=request.query_params, context={"request": request})
         query.is_valid(raise_exception=True)
         params: dict[str, Any] = query.validated_data
         windows = report_windows(
             timezone.now(),
+            params["pool"],
             at=params.get("at"),
             rollout=params.get("rollout"),
             span=timedelta(seconds=params["span_s"]),
         )
         events = visible(actor(request), Event.objects.all())
-        report = report_of(params["pool"], *windows, events)
+        report = report_of(params["pool"], windows, events)
         return Response({"pool": params["pool"].name, **report_as_json(report)})

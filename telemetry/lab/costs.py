@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import exp, log, sqrt
 from typing import Any
 
 from telemetry.lab.breakdown import Breakdown
@@ -40,12 +41,53 @@ class Price:
         return self.gpu_hour * self.gpus_per_replica / 3600
 
 
+LEARNT_FITS = 144  # of a rate: one fit every ten minutes, for a day
+RANGE_DEVIATIONS = 2.0  # of the logarithm of a fit, in either direction
+
+
+@dataclass(frozen=True, slots=True)
+class LearntRate:
+    """A pool's prefill rate from many fits: the mean of the first ones, then a slowly moving mean of logarithms.
+
+    One window's fit depends on its traffic, and figures that are compared over days should not.
+    """
+
+    tokens_per_s: float
+    deviation: float  # standard deviation of the logarithm of one fit
+    fits: int
+
+    @classmethod
+    def after(cls, earlier: LearntRate | None, fit: float, error: float) -> LearntRate:
+        """The rate after one more fit, of a relative standard ``error``."""
+        if earlier is None:
+            return cls(fit, error, 1)
+        gain = 1 / (min(earlier.fits, LEARNT_FITS) + 1)
+        distance = log(fit / earlier.tokens_per_s)
+        variance = (1 - gain) * (earlier.deviation**2 + gain * distance**2) + gain * error**2
+        return cls(earlier.tokens_per_s * exp(gain * distance), sqrt(variance), earlier.fits + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillRate:
-    """Tokens that a replica prefills in a second, and where the figure comes from."""
+    """Tokens that a replica prefills in a second, and where the figure comes from. None: unknown."""
 
-    tokens_per_s: float | None  # None: unknown
+    tokens_per_s: float | None
     source: str  # a sentence; why it is unknown
+    deviation: float = 0.0  # of its logarithm
+
+    @property
+    def low(self) -> float | None:
+        """Lower end of the range of fits."""
+        return self.tokens_per_s and self.tokens_per_s * exp(-RANGE_DEVIATIONS * self.deviation)
+
+    @property
+    def high(self) -> float | None:
+        """Upper end of the range of fits."""
+        return self.tokens_per_s and self.tokens_per_s * exp(RANGE_DEVIATIONS * self.deviation)
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"tokens_per_s": self.tokens_per_s, "low": self.low, "high": self.high, "source": self.source}
 
 
 @dataclass(frozen=True, slots=True)

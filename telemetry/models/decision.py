@@ -160,8 +160,10 @@ class CapacityCurve(models.Model):
     placements = models.JSONField(null=True)  # a telemetry.lab.placements.Placements; None: not enough requests
     working_set = models.JSONField(null=True)  # a telemetry.lab.capacity.WorkingSet; None: not enough reuse
     reason = models.CharField(max_length=200, blank=True)  # why there are no points
-    prefill_rate = models.FloatField(null=True)  # tokens/s of a replica, fitted to streamed responses; None: unknown
-    fitted_requests = models.IntegerField(default=0, db_default=0)  # number of requests in that fit
+    prefill_rate = models.FloatField(null=True)  # tokens/s of a replica, learnt slowly from fits; None: unknown
+    prefill_deviation = models.FloatField(default=0.0, db_default=0.0)  # of the logarithm of one fit
+    prefill_fits = models.IntegerField(default=0, db_default=0)  # number of fits
+    fitted_requests = models.IntegerField(default=0, db_default=0)  # number of requests in the latest fit
     gaps = models.JSONField(null=True)  # telemetry.lab.shared_cache.Gaps; None: not computed
 
     def __str__(self) -> str:

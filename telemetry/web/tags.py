@@ -203,6 +203,12 @@ def hours(value: float | None) -> str:
 
 
 @register.filter
+def hours_of(value: float | None, whole_s: float) -> str:
+    """Seconds a day of replicas, of all that they have, such as: 31 of 96 replica-hours."""
+    return "replica-hours unknown" if value is None else f"{value / 3600:,.3g} of {whole_s / 3600:,.0f} replica-hours"
+
+
+@register.filter
 def whole(value: float | None) -> str:
     """A number rounded to a whole one."""
     return NOTHING if value is None else f"{value:,.0f}"

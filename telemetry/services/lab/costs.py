@@ -12,16 +12,16 @@ from typing import Any
 
 from django.db.models import Max, Min
 
-from controlplane.models import Pool, TaskGroup
+from controlplane.models import Pool, Replica, ReplicaRole, ReplicaState, TaskGroup
 from telemetry.lab.breakdown import BIN, MIN_REQUESTS, Breakdown, bin_start
-from telemetry.lab.costs import Prefill, PrefillRate, Price, Savings, prefill_of, savings_of
+from telemetry.lab.costs import DAY_S, Prefill, PrefillRate, Price, Savings, prefill_of, savings_of
 from telemetry.metrics.rates import ratio
 from telemetry.metrics.windows import Window
-from telemetry.models import BreakdownBin, CapacityCurve, WhatIf, WhatIfState
+from telemetry.models import BreakdownBin
 from telemetry.services.lab.breakdowns import breakdown_of, breakdowns_by_group
+from telemetry.services.lab.prefill_rates import prefill_rate_of
 from telemetry.storage.dimension_sums import CACHE_COUNTS, coverage, response_cache_sums, route_sums, total
 
-MAX_FIT_AGE = timedelta(days=30)  # of a calibrated what-if
 MIN_EXTRAPOLATED = timedelta(hours=20)  # of traffic; figures a day from less are an extrapolation
 ALL_TRAFFIC = 0.95  # of the requests
 
@@ -39,13 +39,26 @@ class PoolSavings:
     rate: PrefillRate
     price: Price | None
     traffic_ratio: float | None  # replayed requests / all requests of the routers; None: not scraped
+    replicas: int  # that serve now
     notes: list[str]
+
+    @property
+    def replica_day_s(self) -> float:
+        """Seconds that all replicas together have in a day: what the saved seconds compare with."""
+        return self.replicas * DAY_S
+
+    @property
+    def is_extrapolated(self) -> bool:
+        """Whether the figures are of much less than a day."""
+        return self.measured_s < MIN_EXTRAPOLATED.total_seconds()
 
     def as_json(self) -> dict[str, Any]:
         """As JSON values."""
         return {
             "start": self.start,
             "end": self.end,
+            "measured_hours": self.measured_s / 3600,
+            "replica_hours_per_day": self.replica_day_s / 3600,
             "traffic_ratio": self.traffic_ratio,
             "currency": self.price.currency if self.price else None,
             "replica_day_price": self.price.replica_day if self.price else None,
@@ -55,45 +68,8 @@ class PoolSavings:
         }
 
 
-def prefill_rate_of(pool: Pool, now: datetime) -> PrefillRate:
-    """The rate of the newest calibrated what-if, else of the last hour's streamed responses. At most two queries."""
-    what_if = (
-        WhatIf.objects.filter(
-            pool=pool,
-            state=WhatIfState.DONE,
-            ended_at__gte=now - MAX_FIT_AGE,
-            result__calibration__is_calibrated=True,
-        )
-        .only("pk", "result", "ended_at")
-        .first()
-    )
-    if what_if is not None and what_if.result is not None:
-        engine = what_if.result["engine"]
-        source = (
-            f"What-if {what_if.pk} of {what_if.ended_at:%d %b %H:%M} UTC, calibrated with "
-            f"{engine['fitted_requests']:,} streamed responses."
-        )
-        return PrefillRate(engine["prefill_rate"], source)
-    return _fitted(CapacityCurve.objects.filter(pool=pool).only("prefill_rate", "fitted_requests", "at").first())
-
-
-def _fitted(curve: CapacityCurve | None) -> PrefillRate:
-    if curve is None or curve.prefill_rate is None:
-        count = curve.fitted_requests if curve else 0
-        return PrefillRate(
-            None,
-            f"The prefill rate is unknown: {count} streamed responses with cached tokens in the last hour. Run a "
-            "capacity sweep or a what-if, stream responses, and start vLLM with --enable-prompt-tokens-details.",
-        )
-    return PrefillRate(
-        curve.prefill_rate,
-        f"Fitted to TTFT of {curve.fitted_requests:,} streamed responses until {curve.at:%d %b %H:%M} UTC; not "
-        "calibrated by a what-if, so it may be off by some tens of percent.",
-    )
-
-
 def savings_in(pool: Pool, window: Window, rate: PrefillRate) -> PoolSavings | None:
-    """Savings of a window; None without replayed requests. Seven queries."""
+    """Savings of a window; None without replayed requests. Eight queries."""
     breakdown = breakdown_of(pool, window)
     span = BreakdownBin.objects.filter(pool=pool, at__gte=bin_start(window.start), at__lt=window.end).aggregate(
         first=Min("at"), last=Max("at")
@@ -121,16 +97,13 @@ def savings_in(pool: Pool, window: Window, rate: PrefillRate) -> PoolSavings | N
         rate,
         price,
         ratio,
-        _notes(breakdown, measured_s, ratio, rate, price),
+        Replica.objects.filter(pool=pool).exclude(state=ReplicaState.DISABLED).exclude(role=ReplicaRole.DECODE).count(),
+        _notes(breakdown, ratio, rate, price),
     )
 
 
-def _notes(
-    breakdown: Breakdown, measured_s: float, traffic_ratio: float | None, rate: PrefillRate, price: Price | None
-) -> list[str]:
+def _notes(breakdown: Breakdown, traffic_ratio: float | None, rate: PrefillRate, price: Price | None) -> list[str]:
     notes = []
-    if measured_s < MIN_EXTRAPOLATED.total_seconds():
-        notes.append(f"Figures a day are extrapolated from {measured_s / 3600:.1f} hours of traffic.")
     if traffic_ratio is not None and traffic_ratio < ALL_TRAFFIC:
         notes.append(f"Only {100 * traffic_ratio:.0f} % of the requests were replayed; figures are of those.")
     if breakdown.requests < MIN_REQUESTS:
@@ -188,7 +161,7 @@ def has_response_cache(pools: Sequence[Pool] | None) -> bool:
 
 
 def response_cache_figures(
-    pools: Sequence[Pool] | None, window: Window, now: datetime, *, group: str | None = None
+    pools: Sequence[Pool] | None, window: Window, *, group: str | None = None
 ) -> ResponseCacheFigures:
     """Figures of the response caches of pools (None: all), or of one task group.
 
@@ -204,7 +177,7 @@ def response_cache_figures(
     currencies: set[str | None] = set()
     notes: list[str] = []
     for pool in Pool.objects.filter(name__in=with_hits).order_by("name") if with_hits else ():
-        rate, price = prefill_rate_of(pool, now), Price.of(pool.costs)
+        rate, price = prefill_rate_of(pool), Price.of(pool.costs)
         parts.append(prefill_of(with_hits[pool.name], rate.tokens_per_s, price))
         currencies.add(price.currency if price else None)
         if rate.tokens_per_s is None:

@@ -33,7 +33,9 @@ from telemetry.lab.chains import Prompts, Requests, depth_error
 from telemetry.lab.placements import compare_placements
 from telemetry.lab.replay import MAX_BLOCKS_PER_MINUTE, MAX_ENTRIES, BinSums, Replay, StateError, dump, load
 from telemetry.lab.shared_cache import Gaps
+from telemetry.metrics.windows import Window
 from telemetry.models import BreakdownBin, CapacityCurve, DecisionCursor, ReplayState
+from telemetry.services.lab.prefill_rates import learnt_rate
 from telemetry.storage import decisions
 from telemetry.storage.decisions import captured_between
 from telemetry.storage.locks import BREAKDOWN, advisory_lock
@@ -252,7 +254,8 @@ def update_curve(pool: Pool, now: datetime) -> CapacityCurve:
     )
     values = {"at": now, "reason": reason, "points": [], "requests": 0, "since": None, "cache_tokens": None}
     values |= {"placements": None, "working_set": None}
-    values |= {"prefill_rate": fit.prefill_rate, "fitted_requests": fit.requests, "gaps": None}
+    window = Window(now - CURVE_SPAN, now, CURVE_SPAN.total_seconds())
+    values |= {"fitted_requests": fit.requests, "gaps": None, **learnt_rate(pool, fit, window)}
     if not reason and capacities.tokens:
         values |= _curve(requests, capacities.tokens)
         values["gaps"] = _gaps(requests, capacities.tokens).as_json()

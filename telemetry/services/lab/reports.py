@@ -1,7 +1,7 @@
 """A pool before and after a time: hit rate, TTFT, prefill, money and load in two windows, with the changes between.
 
-Both windows have the same length. Traffic differs between them too, so the reachable hit rate of each is shown: a hit
-rate that follows it was changed by the prompts, not by the fleet.
+Around a rollout, each window has one revision of its policy, so they may be short. Traffic differs between them too, so
+the reachable hit rate of each is shown: a hit rate that follows it was changed by the prompts, not by the fleet.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from telemetry.metrics.rates import ratio, sum_known
 from telemetry.metrics.windows import ReachableShare, Window
 from telemetry.services.figures.overview import quantile_s
 from telemetry.services.figures.series import fit_window
-from telemetry.services.lab.costs import prefill_rate_of
+from telemetry.services.lab.prefill_rates import prefill_rate_of
 from telemetry.storage import sums
 from telemetry.storage.dimension_sums import route_sums
 from telemetry.storage.reachable import reachable_by_group, reachable_share
 
 DEFAULT_SPAN = timedelta(hours=24)
 MIN_SPAN, MAX_SPAN = timedelta(minutes=5), timedelta(days=30)
+SHORTEST = timedelta(seconds=1)  # window, where another change came at once
 FEW_REQUESTS = 100  # too few for a conclusion
 MAX_EVENTS = 50
 
@@ -101,32 +102,75 @@ class Report:
     more_events: bool
     rate: PrefillRate
     price: Price | None
+    limits: tuple[str, ...]  # why a window is shorter than requested
+    no_verdict: tuple[str, ...]  # why nothing is called better or worse; () if it is
     notes: list[str]
 
 
-def report_windows(
-    now: datetime, *, at: datetime | None = None, rollout: Rollout | None = None, span: timedelta = DEFAULT_SPAN
-) -> tuple[Window, Window]:
-    """Two windows of equal length, before and after a time or a rollout; InvalidError.
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The two windows of a report, and why they are shorter than requested."""
 
-    They are shorter than ``span`` if less time has passed since. Without time and rollout, the time is one ``span``
-    ago.
+    before: Window
+    after: Window
+    limits: tuple[str, ...] = ()  # sentences
+
+
+def report_windows(
+    now: datetime,
+    pool: Pool,
+    *,
+    at: datetime | None = None,
+    rollout: Rollout | None = None,
+    span: timedelta = DEFAULT_SPAN,
+) -> Windows:
+    """Windows of at most ``span`` before and after a time or a rollout; InvalidError. At most two queries.
+
+    Around a rollout, each has one revision only: they end at the next change of its policy, and begin after the
+    previous one. None begins before the pool existed. Without time and rollout, the time is one ``span`` ago.
     """
-    before = after = at or now - span
-    if rollout is not None:
-        before, after = rollout.started_at, rollout.finished_at or rollout.started_at
+    ends_before = starts_after = at or now - span
     if not MIN_SPAN <= span <= MAX_SPAN:
         raise InvalidError("$.span", "expected a length of 5m to 30d")
-    span = min(span, now - after)
-    if span < MIN_SPAN:
+    earliest, latest, limits = pool.created_at, now, []
+    reason = f"The pool was created at {_time(earliest)}"
+    if rollout is not None:
+        ends_before, starts_after = rollout.started_at, rollout.finished_at or rollout.started_at
+        of_policy = Rollout.objects.filter(revision__policy=rollout.revision.policy).select_related("revision")
+        following = of_policy.filter(started_at__gt=rollout.started_at).order_by("started_at").first()
+        if following is not None and following.started_at < starts_after + span:
+            latest = following.started_at
+            limits.append(
+                f"Revision {following.revision.number} of the policy followed at {_time(latest)}, where the second "
+                "window ends."
+            )
+        previous = of_policy.filter(started_at__lt=rollout.started_at).order_by("-started_at").first()
+        if previous is not None:
+            earliest = min(previous.finished_at or previous.started_at, ends_before)
+            reason = f"Revision {previous.revision.number} of the policy was published at {_time(earliest)}"
+    if now - starts_after < MIN_SPAN:
         raise InvalidError("$.at", "expected a time at least five minutes ago, so that there is data after it")
-    step_s = span.total_seconds()
-    return fit_window(Window(before - span, before, step_s)), fit_window(Window(after, after + span, step_s))
+    if earliest > ends_before - SHORTEST:
+        raise InvalidError("$.at", f"expected a time with traffic before it to compare with. {reason}")
+    if earliest > ends_before - span:
+        limits.insert(0, f"{reason}, where the first window begins.")
+    before = _window(max(ends_before - span, earliest), ends_before)
+    after = _window(starts_after, max(min(starts_after + span, latest), starts_after + SHORTEST))
+    return Windows(before, after, tuple(limits))
 
 
-def report_of(pool: Pool, before: Window, after: Window, visible_events: QuerySet[Event]) -> Report:
+def _window(start: datetime, end: datetime) -> Window:
+    return fit_window(Window(start, end, (end - start).total_seconds()))
+
+
+def _time(at: datetime) -> str:
+    return f"{at:%d %b %H:%M:%S} UTC"
+
+
+def report_of(pool: Pool, windows: Windows, visible_events: QuerySet[Event]) -> Report:
     """The report of a pool. A fixed number of queries."""
-    rate, price = prefill_rate_of(pool, after.end), Price.of(pool.costs)
+    before, after = windows.before, windows.after
+    rate, price = prefill_rate_of(pool), Price.of(pool.costs)
     sides = [_sides(pool, window, rate, price) for window in (before, after)]
     names = sorted({name for groups in sides for name in groups if name is not None})
     events = list(
@@ -144,6 +188,8 @@ def report_of(pool: Pool, before: Window, after: Window, visible_events: QuerySe
         len(events) > MAX_EVENTS,
         rate,
         price,
+        windows.limits,
+        _no_verdict(pool_row, windows),
         _notes(pool_row, rate, price),
     )
 
@@ -216,12 +262,19 @@ def _load_skew(pool: Pool, window: Window) -> float | None:
     return max(loads) * len(loads) / sum(loads) if loads else None
 
 
+def _no_verdict(row: Comparison, windows: Windows) -> tuple[str, ...]:
+    """Why the two windows allow no conclusion."""
+    reasons = []
+    for label, window, side in (("before", windows.before, row.before), ("after", windows.after, row.after)):
+        if window.length_s < MIN_SPAN.total_seconds():
+            reasons.append(f"No verdict: only {window.length_s / 60:.1f} minutes {label}.")
+        elif side.has_few_requests:
+            reasons.append(f"No verdict: only {side.requests or 0} requests {label}.")
+    return tuple(reasons)
+
+
 def _notes(row: Comparison, rate: PrefillRate, price: Price | None) -> list[str]:
-    notes = [
-        f"Only {side.requests or 0} requests {label}: too few for a conclusion."
-        for label, side in (("before", row.before), ("after", row.after))
-        if side.has_few_requests
-    ]
+    notes = []
     for label, side in (("before", row.before), ("after", row.after)):
         if side.reported_ratio is not None and side.reported_ratio < 0.95:
             notes.append(f"The hit rate {label} is based on {100 * side.reported_ratio:.0f} % of the responses.")
@@ -246,5 +299,7 @@ def report_as_json(report: Report) -> Mapping[str, Any]:
         "groups": [{"group": row.name, **row.as_json()} for row in report.groups],
         "events": [{"at": event.at, "kind": event.kind, "summary": event.summary} for event in report.events],
         "more_events": report.more_events,
+        "limits": list(report.limits),
+        "no_verdict": list(report.no_verdict),
         "notes": report.notes,
     }

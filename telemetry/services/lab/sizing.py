@@ -21,7 +21,8 @@ from telemetry.lab.worth import NORMAL_95
 from telemetry.metrics.windows import Window
 from telemetry.models import BreakdownBin
 from telemetry.services.lab.breakdowns import curve_of
-from telemetry.services.lab.costs import ALL_TRAFFIC, PoolSavings, prefill_rate_of, savings_in
+from telemetry.services.lab.costs import ALL_TRAFFIC, PoolSavings, savings_in
+from telemetry.services.lab.prefill_rates import prefill_rate_of
 from telemetry.services.lab.shared_cache import SharedCache, shared_cache_of
 from telemetry.services.lab.sweeps import PoolSweep, newest_sweep
 from telemetry.storage.decisions import digest_coverage, digested_between
@@ -48,7 +49,7 @@ class Sizing:
         return {
             "kv_bytes_per_token": self.kv_bytes.bytes_per_token if self.kv_bytes else None,
             "kv_notes": list(self.kv_bytes.notes) if self.kv_bytes else [],
-            "prefill_rate": asdict(self.rate),
+            "prefill_rate": self.rate.as_json(),
             "savings": self.savings and self.savings.as_json(),
             "sweep": self.sweep and _sweep_as_json(self.sweep),
             "shared_cache": self.shared_cache.as_json(),
@@ -58,7 +59,7 @@ class Sizing:
 
 def sizing_of(pool: Pool, window: Window, tiers: Sequence[Tier]) -> Sizing:
     """Sizing of a pool. A fixed number of queries."""
-    rate = prefill_rate_of(pool, window.end)
+    rate = prefill_rate_of(pool)
     savings = savings_in(pool, window, rate)
     return Sizing(
         pool.kv_bytes,

@@ -36,11 +36,10 @@ def _tables(request: HttpRequest, state: PageState) -> dict[str, Any]:
     group_sort = requested_sort(request, GROUP_COLUMNS, param="gsort")
     rows = replica_rows(subject.pools, state.range.table)
     has_cache = has_response_cache(subject.pools)
-    now = timezone.now()
     return {
         **live_context(state),
         "tiles": tiles,
-        "cache": response_cache_figures(subject.pools, state.range.table, now) if has_cache else None,
+        "cache": response_cache_figures(subject.pools, state.range.table) if has_cache else None,
         "read_at": tiles.read_at,
         "scrape_gap": scrape_gap(tiles.read_at) if state.range.live and tiles.replicas_total else "",
         "replicas": replica_sort.apply(rows),
@@ -136,7 +135,7 @@ def _group_state(request: HttpRequest, pool_name: str, group_name: str) -> tuple
 
 
 def _group(state: PageState, pool: Pool, group: TaskGroup | None) -> dict[str, Any]:
-    cache = response_cache_figures([pool], state.range.table, timezone.now(), group=state.subject.group)
+    cache = response_cache_figures([pool], state.range.table, group=state.subject.group)
     has_cache = bool(cache.hits or cache.misses or (group and group.response_cache))
     return {
         "cache": cache if has_cache else None,

@@ -45,8 +45,8 @@ def report_page(request: HttpRequest) -> HttpResponse:
         at = _at(request)
         seconds = length_s(request.GET.get("span", DEFAULT)) or 0.0
         if pool is not None:
-            windows = report_windows(timezone.now(), at=at, rollout=rollout, span=timedelta(seconds=seconds))
-            report = report_of(pool, *windows, viewable(request, Event.objects.select_related("actor")))
+            windows = report_windows(timezone.now(), pool, at=at, rollout=rollout, span=timedelta(seconds=seconds))
+            report = report_of(pool, windows, viewable(request, Event.objects.select_related("actor")))
     except InvalidError as invalid:
         error = "; ".join(fault.reason for fault in invalid.faults)
     context: dict[str, Any] = {
@@ -59,7 +59,7 @@ def report_page(request: HttpRequest) -> HttpResponse:
         "error": error,
         "report": report,
         "now": timezone.now(),
-        "rows": comparison_rows(report.pool, FIGURES) if report else [],
+        "rows": comparison_rows(report.pool, FIGURES, has_verdict=not report.no_verdict) if report else [],
         "groups": _group_rows(report) if report else [],
     }
     return render(request, "telemetry/report.html", context, status=422 if error and not rollout else 200)
@@ -88,13 +88,19 @@ def _at(request: HttpRequest) -> datetime | None:
     return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
 
 
-def comparison_rows(row: Comparison, figures: tuple[tuple[str, str, str, bool | None], ...]) -> list[dict[str, Any]]:
+def comparison_rows(
+    row: Comparison, figures: tuple[tuple[str, str, str, bool | None], ...], *, has_verdict: bool
+) -> list[dict[str, Any]]:
     """Each figure with its values before and after, and whether the difference is good news."""
     found = []
     for name, label, unit, less_is_better in figures:
         change = row.difference(name)
         is_shown = any(digit in "123456789" for digit in report_change(change, unit))
-        is_good = None if not change or not is_shown or less_is_better is None else (change < 0) == less_is_better
+        is_good = (
+            None
+            if not (has_verdict and change and is_shown) or less_is_better is None
+            else (change < 0) == less_is_better
+        )
         found.append(
             {
                 "label": label,
@@ -110,4 +116,4 @@ def comparison_rows(row: Comparison, figures: tuple[tuple[str, str, str, bool | 
 
 def _group_rows(report: Report) -> list[tuple[str, list[dict[str, Any]]]]:
     shown = GROUP_FIGURES if report.price else UNPRICED_GROUP_FIGURES
-    return [(row.name, comparison_rows(row, shown)) for row in report.groups]
+    return [(row.name, comparison_rows(row, shown, has_verdict=False)) for row in report.groups]

@@ -1,4 +1,4 @@
-"""What-if jobs: recorded and modelled placement, several routers, task groups, and jobs that cannot be replayed."""
+"""What-if jobs: placement, several routers, task groups, and jobs that cannot be replayed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections import Counter
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from routing.replay.job import EngineModel, Job, Scenario, encode
 from routing.replay.what_if import replay_job
@@ -32,7 +31,7 @@ BLOCK = 64
 NAMES = ("gpu-1", "gpu-2", "gpu-3", "gpu-4")
 
 
-def job(*scenarios: Scenario, requests: int = 400, prompts: int = 8, recorded: int | None = None) -> Job:
+def job(*scenarios: Scenario, requests: int = 400, prompts: int = 8) -> Job:
     """Requests at 5/s: ``prompts`` shared prefixes of 20 blocks, each followed by 4 blocks of its own."""
     ids, starts, tier1 = array("Q"), array("q", [0]), array("Q")
     for number in range(requests):
@@ -44,7 +43,6 @@ def job(*scenarios: Scenario, requests: int = 400, prompts: int = 8, recorded: i
     return Job(
         block_tokens=BLOCK,
         groups=["", "batch"],
-        targets=list(NAMES),
         at_s=array("d", [number / 5 for number in range(requests)]).tobytes(),
         prompt_tokens=array("q", [24 * BLOCK] * requests).tobytes(),
         output_tokens=array("q", [20] * requests).tobytes(),
@@ -54,18 +52,15 @@ def job(*scenarios: Scenario, requests: int = 400, prompts: int = 8, recorded: i
         session=array("Q", [(number % 40 + 1) * 0x9E3779B97F4A7C15 % 2**64 for number in range(requests)]).tobytes(),
         group=array("q", [number % 2 for number in range(requests)]).tobytes(),
         router=array("q", [number % 3 for number in range(requests)]).tobytes(),
-        recorded=array("q", [number % 4 if recorded is None else recorded for number in range(requests)]).tobytes(),
         scenarios=list(scenarios),
     )
 
 
-def scenario(name: str, settings: Settings | None, *, blocks: int = 1000, routers: int = 1, **pool: object) -> Scenario:
+def scenario(name: str, settings: Settings, *, blocks: int = 1000, routers: int = 1, **pool: object) -> Scenario:
     replicas = tuple(
         ReplicaConfig(name, "http://replica", block_tokens=BLOCK, capacity_blocks=blocks) for name in NAMES
     )
     engines = [EngineModel(name, blocks, 8000.0, 0.01, 0.0002) for name in NAMES]
-    if settings is None:
-        return Scenario(name, engines)
     config = PoolConfig("default", PolicyConfig("default", 1, settings), replicas=replicas)
     return Scenario(name, engines, msgspec.structs.replace(config, **pool), routers)
 
@@ -73,12 +68,6 @@ def scenario(name: str, settings: Settings | None, *, blocks: int = 1000, router
 def hit_rate(result: object) -> float:
     cached = array("q", result.cached_tokens)
     return sum(cached) / (24 * BLOCK * len(cached))
-
-
-def test_the_recorded_placement_is_replayed_on_the_recorded_engines() -> None:
-    (result,) = replay_job(job(scenario("recorded", None), recorded=2), lambda _done, _of: None)
-    assert set(array("q", result.engine)) == {2}
-    assert hit_rate(result) == pytest.approx(20 / 24, abs=0.03)
 
 
 def test_affinity_has_more_hits_than_round_robin_on_the_same_requests() -> None:

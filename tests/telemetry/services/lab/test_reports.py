@@ -13,7 +13,7 @@ from controlplane.services.fleet.pools import update_pool
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from telemetry.metrics.windows import Window
 from telemetry.models import CapacityCurve
-from telemetry.services.lab.reports import report_as_json, report_of, report_windows
+from telemetry.services.lab.reports import Windows, report_as_json, report_of, report_windows
 from telemetry.storage.partitions import ensure_days
 from tests.telemetry.breakdown_bins import breakdown_bin
 from tests.telemetry.conftest import T0
@@ -61,7 +61,7 @@ def test_figures_of_both_windows_and_their_differences(traffic):
     CapacityCurve.objects.create(pool=traffic, at=T0, prefill_rate=1000.0, fitted_requests=500)
     breakdown_bin(traffic, T0 - timedelta(minutes=30), requests=400, reachable=0.8, group="agents")
 
-    report = report_of(traffic, BEFORE, AFTER, ALL())
+    report = report_of(traffic, Windows(BEFORE, AFTER), ALL())
 
     before, after = report.pool.before, report.pool.after
     assert (before.hit_rate, after.hit_rate) == (pytest.approx(0.3), pytest.approx(0.6))
@@ -81,12 +81,12 @@ def test_figures_of_both_windows_and_their_differences(traffic):
 
 
 def test_what_is_unknown_stays_unknown(pool):
-    report = report_of(pool, BEFORE, AFTER, ALL())
+    report = report_of(pool, Windows(BEFORE, AFTER), ALL())
     for side in (report.pool.before, report.pool.after):
         assert {side.hit_rate, side.ttft_p50_s, side.prefill_s_per_day, side.money_per_day, side.reachable} == {None}
         assert side.requests is None
     text = " ".join(report.notes)
-    assert "Only 0 requests before" in text
+    assert report.no_verdict == ("No verdict: only 0 requests before.", "No verdict: only 0 requests after.")
     assert "prefill rate is unknown" in text
     assert report.groups == []
 
@@ -97,31 +97,74 @@ def test_events_of_the_pool_in_both_windows_are_listed(pool):
         event = record_event(EventKind.REPLICA_CHANGED, summary, pool=pool)
         Event.objects.filter(summary=summary).update(at=T0 + timedelta(minutes=minutes))
         del event
-    report = report_of(pool, BEFORE, AFTER, ALL())
+    report = report_of(pool, Windows(BEFORE, AFTER), ALL())
     assert [event.summary for event in report.events] == ["at 30", "at -30"]
-    assert report_of(pool, BEFORE, AFTER, Event.objects.none()).events == []
+    assert report_of(pool, Windows(BEFORE, AFTER), Event.objects.none()).events == []
 
 
-def test_both_windows_are_as_long_as_the_time_since(pool):
-    before, after = report_windows(T0, at=T0 - timedelta(hours=2), span=timedelta(hours=24))
-    assert (before.length_s, after.length_s, after.end) == (7200, 7200, T0)
-    before, after = report_windows(T0, span=HOUR)
-    assert (before.start, before.end, after.end) == (T0 - 2 * HOUR, T0 - HOUR, T0)
+@pytest.fixture
+def old_pool(pool: Pool) -> Pool:
+    Pool.objects.filter(pk=pool.pk).update(created_at=T0 - timedelta(days=30))
+    pool.refresh_from_db()
+    return pool
 
 
-def test_the_time_of_a_rollout_belongs_to_neither_window(pool):
-    rollout = publish_revision(save_draft(pool.policies.get(group=None), {"strategy": "random"}).pk)
-    Rollout.objects.filter(pk=rollout.pk).update(started_at=T0 - 3 * HOUR, finished_at=T0 - 2 * HOUR, state="complete")
+def published(pool: Pool, start, end=None) -> Rollout:
+    strategies = ("random", "round_robin")
+    settings = {"strategy": strategies[Rollout.objects.count() % 2]}
+    rollout = publish_revision(save_draft(pool.policies.get(group=None), settings).pk)
+    Rollout.objects.filter(pk=rollout.pk).update(started_at=start, finished_at=end or start, state="complete")
     rollout.refresh_from_db()
-    before, after = report_windows(T0, rollout=rollout, span=HOUR)
-    assert (before.end, after.start) == (T0 - 3 * HOUR, T0 - 2 * HOUR)
+    return rollout
+
+
+def test_a_window_ends_now_and_begins_not_before_the_pool_existed(old_pool):
+    windows = report_windows(T0, old_pool, at=T0 - timedelta(hours=2), span=timedelta(hours=24))
+    assert (windows.before.length_s, windows.after.length_s, windows.after.end) == (86_400, 7200, T0)
+    windows = report_windows(T0, old_pool, span=HOUR)
+    assert (windows.before.start, windows.before.end, windows.after.end) == (T0 - 2 * HOUR, T0 - HOUR, T0)
+
+    old_pool.created_at = T0 - timedelta(hours=3)
+    windows = report_windows(T0, old_pool, at=T0 - timedelta(hours=2), span=timedelta(hours=24))
+    assert windows.before.start == T0 - timedelta(hours=3)
+    assert "The pool was created at" in windows.limits[0]
+    with pytest.raises(InvalidError, match="compare with"):
+        report_windows(T0, old_pool, at=T0 - timedelta(hours=3), span=HOUR)
+
+
+def test_the_time_of_a_rollout_belongs_to_neither_window(old_pool):
+    rollout = published(old_pool, T0 - 3 * HOUR, T0 - 2 * HOUR)
+    windows = report_windows(T0, old_pool, rollout=rollout, span=HOUR)
+    assert (windows.before.end, windows.after.start) == (T0 - 3 * HOUR, T0 - 2 * HOUR)
+
+
+def test_windows_around_a_rollout_have_one_revision_each(old_pool):
+    minute = timedelta(minutes=1)
+    published(old_pool, T0 - 9 * HOUR, T0 - 8 * HOUR)
+    rollout = published(old_pool, T0 - 3 * HOUR, T0 - 3 * HOUR + minute)
+    published(old_pool, T0 - 2 * HOUR)
+    published(old_pool, T0 - HOUR)
+
+    windows = report_windows(T0, old_pool, rollout=rollout, span=timedelta(hours=24))
+
+    assert (windows.before.start, windows.before.end) == (T0 - 8 * HOUR, T0 - 3 * HOUR)
+    assert (windows.after.start, windows.after.end) == (T0 - 3 * HOUR + minute, T0 - 2 * HOUR)
+    assert "was published at" in windows.limits[0]
+    assert "followed at" in windows.limits[1]
+
+
+def test_a_revision_that_was_replaced_at_once_gets_no_verdict(old_pool):
+    rollout = published(old_pool, T0 - 2 * HOUR, T0 - 2 * HOUR)
+    published(old_pool, T0 - 2 * HOUR + timedelta(minutes=3))
+    windows = report_windows(T0, old_pool, rollout=rollout, span=HOUR)
+    assert report_of(old_pool, windows, ALL()).no_verdict[1] == "No verdict: only 3.0 minutes after."
 
 
 @pytest.mark.parametrize(
     ("at", "span", "field"),
     [(T0 - HOUR, timedelta(minutes=1), "span"), (T0 - HOUR, timedelta(days=31), "span"), (T0, HOUR, "at")],
 )
-def test_a_window_of_no_use_is_refused(at, span, field):
+def test_a_window_of_no_use_is_refused(old_pool, at, span, field):
     with pytest.raises(InvalidError) as raised:
-        report_windows(T0, at=at, span=span)
+        report_windows(T0, old_pool, at=at, span=span)
     assert raised.value.faults[0].path == f"$.{field}"

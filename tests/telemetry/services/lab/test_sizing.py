@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from math import exp
+from random import Random
 
 import pytest
 
 from controlplane.errors import ConflictError
 from controlplane.models import Pool
 from controlplane.services.fleet.pools import create_pool, update_pool
+from controlplane.services.fleet.replicas import add_replica
 from routing.schema import LowestCostSettings
+from telemetry.lab.costs import LearntRate
 from telemetry.lab.shared_cache import TIERS, Advice
 from telemetry.metrics.counters import Increase, ReadingState
 from telemetry.metrics.windows import Window
@@ -17,7 +21,8 @@ from telemetry.models import CapacityCurve, WhatIf
 from telemetry.scraping.merge import ROUTER_ITSELF, SourceReading
 from telemetry.scraping.record import ROUTERS, store_readings
 from telemetry.services.lab import what_if_runs
-from telemetry.services.lab.costs import prefill_rate_of, savings_in
+from telemetry.services.lab.costs import savings_in
+from telemetry.services.lab.prefill_rates import prefill_rate_of
 from telemetry.services.lab.replays import replay_pools, update_curve
 from telemetry.services.lab.sizing import sizing_of
 from telemetry.services.lab.sweeps import create_sweep, newest_sweep, open_sweep
@@ -53,21 +58,18 @@ def bins(pool: Pool, hours: float = 24, **columns: float | str) -> None:
         )
 
 
-def calibrated(pool: Pool, *, is_calibrated: bool = True, rate: float = 1000.0) -> WhatIf:
-    found = finished_what_if(pool, T0)
-    found.result["calibration"]["is_calibrated"] = is_calibrated
-    found.result["engine"]["prefill_rate"] = rate
-    found.save()
-    return found
+def learnt(pool: Pool, rate: float = 1000.0, *, deviation: float = 0.0) -> CapacityCurve:
+    values = {"prefill_rate": rate, "prefill_deviation": deviation, "prefill_fits": 12, "fitted_requests": 1234}
+    return CapacityCurve.objects.create(pool=pool, at=T0, **values)
 
 
 def test_savings_of_a_day_are_time_and_money(pool):
     bins(pool)
     bins(pool, group="agents")
     pool = update_pool(pool, costs=COSTS)
-    calibrated(pool)
+    learnt(pool)
 
-    found = savings_in(pool, DAY, prefill_rate_of(pool, T0))
+    found = savings_in(pool, DAY, prefill_rate_of(pool))
 
     assert found.pool.requests == 9600
     assert found.measured_s == pytest.approx(23.583 * 3600, rel=0.001)  # from the first bin to the end of the last
@@ -84,9 +86,9 @@ def test_savings_of_a_day_are_time_and_money(pool):
 
 def test_a_short_time_is_extrapolated_and_says_so(pool):
     bins(pool, hours=1)
-    found = savings_in(pool, DAY, prefill_rate_of(pool, T0))
+    found = savings_in(pool, DAY, prefill_rate_of(pool))
     text = " ".join(found.notes)
-    assert "extrapolated from 0.6 hours" in text
+    assert found.is_extrapolated
     assert "No price is set" in text
     assert "prefill rate is unknown" in text
     assert (found.pool.saved.seconds, found.pool.saved.money, found.traffic_ratio) == (None, None, None)
@@ -100,7 +102,7 @@ def test_figures_say_which_share_of_the_traffic_they_rest_on(pool):
     ensure_days([at.date()])
     router_scraped(router, at)
     route_reading(router, at, requests=9600)
-    found = savings_in(pool, DAY, prefill_rate_of(pool, T0))
+    found = savings_in(pool, DAY, prefill_rate_of(pool))
     assert found.traffic_ratio == pytest.approx(0.5)
     assert "Only 50 % of the requests were replayed" in " ".join(found.notes)
 
@@ -117,34 +119,64 @@ def test_savings_per_day_rest_on_the_time_without_an_outage_and_since_the_pool_e
     breakdown_bin(pool, T0 - timedelta(minutes=65), requests=100, reachable=0.8)
     breakdown_bin(pool, T0 - timedelta(minutes=15), requests=100, reachable=0.8)
 
-    found = savings_in(pool, DAY, prefill_rate_of(pool, T0))
+    found = savings_in(pool, DAY, prefill_rate_of(pool))
 
     assert (found.start, found.measured_s) == (T0 - timedelta(minutes=64), 24 * 60)
 
 
 def test_without_reported_tokens_savings_are_unknown(pool):
     breakdown_bin(pool, T0 - timedelta(hours=1), requests=100, reachable=0.8)
-    found = savings_in(pool, DAY, prefill_rate_of(pool, T0))
+    found = savings_in(pool, DAY, prefill_rate_of(pool))
     assert (found.pool.saved.tokens, found.pool.missed.tokens) == (None, None)
     assert "--enable-prompt-tokens-details" in " ".join(found.notes)
 
 
 def test_an_idle_pool_has_no_savings(pool):
-    assert savings_in(pool, DAY, prefill_rate_of(pool, T0)) is None
+    assert savings_in(pool, DAY, prefill_rate_of(pool)) is None
 
 
-def test_the_prefill_rate_is_of_a_calibrated_what_if_else_of_the_last_hours_responses(pool):
-    assert prefill_rate_of(pool, T0).tokens_per_s is None
-    curve = CapacityCurve.objects.create(pool=pool, at=T0, prefill_rate=900.0, fitted_requests=1234)
-    assert prefill_rate_of(pool, T0).tokens_per_s == 900.0
-    assert "1,234 streamed responses" in prefill_rate_of(pool, T0).source
-    calibrated(pool, is_calibrated=False)
-    assert prefill_rate_of(pool, T0).tokens_per_s == 900.0
-    calibrated(pool)
-    assert prefill_rate_of(pool, T0).tokens_per_s == 1000.0
-    assert prefill_rate_of(pool, T0 + timedelta(days=31)).tokens_per_s == 900.0
+def test_savings_do_not_depend_on_the_what_if_that_ran_last(pool):
+    bins(pool)
+    assert prefill_rate_of(pool).tokens_per_s is None
+    curve = learnt(pool, 900.0, deviation=0.05)
+    before = savings_in(pool, DAY, prefill_rate_of(pool))
+    finished_what_if(pool, T0)  # whose engines have 8,000 tokens/s
+
+    rate = prefill_rate_of(pool)
+
+    assert savings_in(pool, DAY, rate).pool.saved == before.pool.saved
+    assert (rate.low, rate.tokens_per_s, rate.high) == (pytest.approx(814.4, abs=1), 900.0, pytest.approx(994.7, abs=1))
+    assert "12 fits" in rate.source
     curve.delete()
-    assert "0 streamed responses" in prefill_rate_of(pool, T0 + timedelta(days=31)).source
+    assert "0 responses" in prefill_rate_of(pool).source
+
+
+def test_savings_have_a_denominator(pool):
+    bins(pool, hours=1)
+    for number in range(4):
+        add_replica(pool, name=f"r{number}", url=f"http://r{number}", state="disabled" if number == 3 else "active")
+    learnt(pool)
+
+    found = savings_in(pool, DAY, prefill_rate_of(pool))
+
+    assert found.as_json()["replica_hours_per_day"] == 72
+    assert found.as_json()["measured_hours"] == pytest.approx(0.583, abs=0.01)
+    assert found.is_extrapolated
+
+
+def test_a_rate_is_learnt_slowly_with_the_range_of_its_fits():
+    rng = Random(1)
+    learnt_rate = None
+    for _ in range(200):
+        learnt_rate = LearntRate.after(learnt_rate, 8000 * exp(rng.gauss(0, 0.1)), 0.01)
+    assert learnt_rate.tokens_per_s == pytest.approx(8000, rel=0.03)
+    assert learnt_rate.deviation == pytest.approx(0.1, rel=0.2)
+
+    once = LearntRate.after(learnt_rate, 18_300, 0.01)
+    assert once.tokens_per_s == pytest.approx(learnt_rate.tokens_per_s, rel=0.01)
+    for _ in range(600):
+        once = LearntRate.after(once, 16_000, 0.01)
+    assert once.tokens_per_s == pytest.approx(16_000, rel=0.02)
 
 
 def test_a_sweep_is_built_around_the_present_size(fleet):  # noqa: F811
@@ -191,12 +223,12 @@ def test_captured_requests_say_how_long_the_lost_prefixes_are(fleet):  # noqa: F
     assert all(later[2] <= every[2] for later in longer)
     assert (curve.prefill_rate, curve.fitted_requests) == (None, 1200)  # each has the same TTFT
 
-    calibrated(fleet)
+    CapacityCurve.objects.filter(pool=fleet).update(prefill_rate=1000.0)
     found = sizing_of(fleet, Window(T0 - timedelta(minutes=30), now, 300), TIERS).shared_cache
     cpu = found.tiers[0]
     assert cpu.needs == ()
     assert cpu.break_even_tokens == pytest.approx(0.025 / (1 / 1000 - 1000 / 20e9))
-    savings = savings_in(fleet, Window(T0 - timedelta(minutes=30), now, 300), prefill_rate_of(fleet, now))
+    savings = savings_in(fleet, Window(T0 - timedelta(minutes=30), now, 300), prefill_rate_of(fleet))
     lost_per_day = found.lost_ratio * savings.pool.prompt_tokens
     assert 0 < cpu.effect.tokens_per_day <= lost_per_day * 1.001
     assert cpu.money_per_day == pytest.approx(cpu.effect.saved_s_per_day * 0.002)
@@ -232,7 +264,8 @@ def test_a_sweep_of_served_traffic_fits_the_engines_and_ranks_the_sizes(pool):
     assert found.sweep is not None, found.what_if.reason
     assert found.sweep.is_calibrated, found.sweep.problems
     assert [point.replicas for point in found.sweep.by_replicas] == [2, 3, 4, 5, 6, 8]
-    assert prefill_rate_of(pool, datetime.now(UTC)).tokens_per_s == pytest.approx(8000, rel=0.2)
+    update_curve(pool, start + timedelta(minutes=5))
+    assert prefill_rate_of(pool).tokens_per_s == pytest.approx(8000, rel=0.02)
     hit_rates = [point.figures["hit_rate"] for point in found.sweep.by_cache]
     assert hit_rates == sorted(hit_rates)
     assert hit_rates[-1] > hit_rates[0] + 0.05
