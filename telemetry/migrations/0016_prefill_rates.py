@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('telemetry', '0013_notified_causes'),
+        ('telemetry', '0015_notification_alerts'),
     ]
 
     operations = [
