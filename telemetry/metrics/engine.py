@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from telemetry.metrics.engine_names import ENGINES, EXPECTED, CacheFacts, EngineNames, Meaning
+from telemetry.metrics.engine_names import ENGINES, EXPECTED, RATIOS, CacheFacts, EngineNames, Meaning
 from telemetry.metrics.exposition import ExpositionError, Sample, newest_labels, read_samples
 from telemetry.metrics.histograms import Buckets, HistogramError, from_cumulative
 
@@ -59,14 +59,34 @@ class ReplicaSample:
 def read_replica(text: str) -> ReplicaSample:
     """Read a replica's exposition. ExpositionError: malformed, an impossible count, or no name of a known engine."""
     names = _engine_of(lambda prefix: text.startswith(prefix) or f"\n{prefix}" in text)
-    sample = _replica_sample(read_samples(text, names.metrics | {START_TIME}), names, _declared_counters(text, names))
+    samples = _in_tokens(read_samples(text, names.metrics | {START_TIME}), names, text)
+    sample = _replica_sample(samples, names, _declared_counters(text, names))
     return replace(sample, lora_adapters=_lora_adapters(text, names, sample))
 
 
 def replica_sample(samples: Sequence[Sample]) -> ReplicaSample:
     """Read the samples of one scrape; ExpositionError for an impossible count, or no name of a known engine."""
     names = _engine_of(lambda prefix: any(sample.name.startswith(prefix) for sample in samples))
-    return _replica_sample(samples, names, frozenset())
+    return _replica_sample(_in_tokens(samples, names, ""), names, frozenset())
+
+
+def _in_tokens(samples: Sequence[Sample], names: EngineNames, text: str) -> Sequence[Sample]:
+    """The samples with counters of blocks in tokens, and without counters whose unit is unknown."""
+    if not any(sample.name.startswith(tuple(names.unit_in_help)) for sample in samples if names.unit_in_help):
+        return samples
+    block_tokens = names.facts(sample for sample in samples if sample.name in names.facts_from).block_tokens
+    scales: dict[str, float] = {}
+    for metric in names.unit_in_help:
+        unit = next((line for line in text.split("\n") if line.startswith(f"# HELP {metric}")), "")
+        scale = 1.0 if "tokens" in unit else block_tokens if "blocks" in unit else None
+        if scale is not None:
+            scales |= {metric: scale, f"{metric}_total": scale}
+    known = {sample.name for sample in samples if sample.name.removesuffix("_total") not in names.unit_in_help}
+    return [
+        replace(sample, value=scales.get(sample.name, 1.0) * sample.value)
+        for sample in samples
+        if sample.name in known or sample.name in scales
+    ]
 
 
 def _engine_of(is_present: Callable[[str], bool]) -> EngineNames:
@@ -142,7 +162,7 @@ class _EngineSums:
             self.buckets[meaning.name, meaning.rank][bucket_edge(sample)] += checked_count(sample)
         elif meaning.kind == "sum" and abs(sample.value) <= MAX_COUNT:
             self.bucket_sums[meaning.name, meaning.rank] += sample.value
-        elif meaning.kind == "gauge" and 0 <= sample.value <= MAX_COUNT:
+        elif meaning.kind == "gauge" and 0 <= sample.value <= (1 if meaning.name in RATIOS else MAX_COUNT):
             for name in meaning.names(sample.labels):
                 if meaning.split is not None:
                     self.gauges[name] = self.gauges.get(name, 0.0) + sample.value

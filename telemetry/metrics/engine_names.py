@@ -21,6 +21,7 @@ COUNTERS = (
     *("prompt_tokens", "generation_tokens", "preemptions", "finished"),
 )
 GAUGES = ("running", "waiting", "kv_usage_ratio")
+RATIOS = frozenset({"kv_usage_ratio"})  # 0 to 1; a value above is in another unit, and not read
 HISTOGRAMS = ("ttft", "itl")
 EXPECTED = frozenset((*COUNTERS, *GAUGES, *HISTOGRAMS))  # ``not_reported`` names those that an engine lacks
 PROMPT_SOURCES = ("computed_prompt_tokens", "cached_prompt_tokens", "transferred_prompt_tokens")
@@ -86,6 +87,7 @@ class EngineNames:
     splits: tuple[Split, ...]  # of counters
     facts_from: frozenset[str]  # metrics that ``facts`` reads
     facts: Callable[[Iterable[Sample]], CacheFacts]
+    unit_in_help: frozenset[str] = frozenset()  # counters of tokens or of blocks, depending on the release
     durations: Mapping[str, str] = field(default_factory=dict)  # a name of DURATIONS -> a histogram of seconds
     waiting_reasons: Split | None = None  # of a gauge
     lora_info: str | None = None  # a gauge: its labels list LoRA adapters, its value is the Unix time of that state
@@ -174,6 +176,7 @@ def _vllm_facts(samples: Iterable[Sample]) -> CacheFacts:
 # counted in tokens when a request is admitted; prompt tokens when its first output arrives (H5). Queries leave out
 # requests that may not read the cache and re-admissions after a preemption (H6). ``vllm:iteration_tokens_total`` is a
 # histogram in spite of its name, may be wrong behind several API servers, and is not read (T9).
+# Until they were renamed, queries and hits were first counted in whole blocks, then in tokens, under the same names.
 # ``vllm:lora_requests_info`` keeps a series for each set of adapters with the time when it was last true; up to 0.32
 # both labels list adapters with running or scheduled requests, so the two are not told apart.
 VLLM = EngineNames(
@@ -214,6 +217,7 @@ VLLM = EngineNames(
     },
     facts_from=frozenset({"vllm:cache_config_info"}),
     facts=_vllm_facts,
+    unit_in_help=frozenset({"vllm:gpu_prefix_cache_queries", "vllm:gpu_prefix_cache_hits"}),
     durations={
         "queue": "vllm:request_queue_time_seconds",
         "prefill": "vllm:request_prefill_time_seconds",

@@ -141,16 +141,45 @@ def test_every_capture_agrees_with_prometheus_client(path):
     [
         ("vllm:prefix_cache_queries_total", ""),
         ("vllm:prefix_cache_queries", ""),
-        ("vllm:gpu_prefix_cache_queries_total", ""),
         ("vllm:prefix_cache_queries_total", f"vllm:gpu_prefix_cache_queries_total{{{LABELS}}} 7\n"),
     ],
-    ids=["current", "without _total", "former", "current and former"],
+    ids=["current", "without _total", "current and former"],
 )
 def test_names_of_all_releases_are_read_and_the_current_one_is_preferred(name, more):
     """H14"""
     text = replica_text(1000, 100).replace("vllm:prefix_cache_queries_total", name) + more
 
     assert only_engine(text)[1].counters["queries"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("unit", "queries"),
+    [("queried blocks", 16_000), ("queried tokens", 1000), ("queriedtokens", 1000), ("", None)],
+)
+def test_counters_of_blocks_become_tokens_and_a_counter_without_a_unit_is_not_reported(unit, queries):
+    """vLLM 0.8 counted blocks, 0.9 counted tokens, under one name; only its HELP text says which."""
+    former = [f"vllm:gpu_prefix_cache_{name}_total" for name in ("queries", "hits")]
+    text = replica_text(1000, 100).replace("vllm:prefix_cache_", "vllm:gpu_prefix_cache_")
+    if unit:
+        text = "".join(f"# HELP {name} GPU prefix cache, in terms of number of {unit}.\n" for name in former) + text
+
+    engine = only_engine(text)[1]
+
+    assert engine.counters.get("queries") == queries
+    assert engine.counters.get("hits") == (None if queries is None else queries / 10)
+    assert {"queries", "hits"} & engine.not_reported == (set() if queries else {"queries", "hits"})
+
+
+def test_counters_of_blocks_of_unknown_size_are_not_reported():
+    name = "vllm:gpu_prefix_cache_queries_total"
+    text = replica_text(1000, 100, facts=False).replace("vllm:prefix_cache_queries_total", name)
+    assert "queries" in only_engine(f"# HELP {name} number of queried blocks.\n{text}")[1].not_reported
+
+
+def test_a_usage_in_percent_is_not_read_as_a_ratio():
+    text = replica_text(1000, 100) + f"vllm:kv_cache_usage_perc{{{LABELS}}} 43.0\n"
+    text = "\n".join(line for line in text.split("\n") if not (line.startswith("vllm:kv_cache") and "43" not in line))
+    assert "kv_usage_ratio" in only_engine(text)[1].not_reported
 
 
 def test_data_parallel_ranks_are_separate_engines():
