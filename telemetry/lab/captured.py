@@ -282,7 +282,8 @@ def _busy_periods(traffic: CapturedTraffic, rows: Integers, step_s: float) -> _B
         tokens = np.bincount(period[counted], uncached[counted], size)
         is_known = (last >= 0) & (tokens > 0)
         further_steps = np.maximum(0, np.ceil(uncached[counted] / CHUNK_TOKENS) - 1)  # than one for each request
-        steps_s = step_s * np.bincount(period[counted], further_steps, size)
+        # The decode steps of a saturated engine contain prefill, so they do not tell the fixed part of a step.
+        steps_s = min(step_s, DEFAULT_STEP_S) * np.bincount(period[counted], further_steps, size)
         seconds = np.maximum(0.0, first_s[last] - at_s[begins] - steps_s)
         count = np.bincount(period[counted], minlength=size)
         parts.append(np.stack([seconds, tokens, count])[:, is_known])

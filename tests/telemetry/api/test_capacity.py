@@ -6,13 +6,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from controlplane.models import Rollout
+from controlplane.models import Pool, Rollout
 from controlplane.services.fleet.pools import create_pool, update_pool
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from telemetry.models import WhatIf
 from tests.telemetry.conftest import T0
 from tests.telemetry.services.lab.test_breakdowns import fleet  # noqa: F401 - a fixture
-from tests.telemetry.services.lab.test_sizing import COSTS, bins
+from tests.telemetry.services.lab.test_sizing import COSTS, bins, learnt
 from tests.telemetry.stored_decisions import a_router, repeated_in_a_row
 from tests.telemetry.what_if_results import finished_sweep
 
@@ -24,6 +24,7 @@ TO = T0.isoformat().replace("+", "%2B")
 def test_capacity_has_savings_a_sweep_and_advice(api, fleet, django_assert_max_num_queries):  # noqa: F811
     bins(fleet)
     finished_sweep(fleet, T0)
+    learnt(fleet)
     update_pool(fleet, kv_cache={"bytes_per_token": 327_680}, costs=COSTS)
 
     with django_assert_max_num_queries(26):
@@ -33,6 +34,8 @@ def test_capacity_has_savings_a_sweep_and_advice(api, fleet, django_assert_max_n
     assert body["kv_bytes_per_token"] == 327_680
     assert (body["savings"]["currency"], body["savings"]["replica_day_price"]) == ("USD", pytest.approx(172.8))
     assert body["savings"]["saved_per_day"]["money"] > 0
+    assert body["savings"]["replica_hours_per_day"] % 24 == 0
+    assert body["prefill_rate"]["low"] <= body["prefill_rate"]["tokens_per_s"] <= body["prefill_rate"]["high"]
     assert [point["replicas"] for point in body["sweep"]["by_replicas"]] == [3, 4, 5]
     assert len(body["sweep"]["summaries"]) == 2
     cpu = body["shared_cache"]["tiers"][0]
@@ -84,6 +87,7 @@ def test_a_sweep_fills_the_candidates(api, fleet):  # noqa: F811
 
 def test_a_report_is_of_a_time_or_of_a_rollout(api):
     pool = create_pool("chat")
+    Pool.objects.update(created_at=datetime.now(UTC) - timedelta(days=1))
     body = api.get("/api/v1/report?pool=chat&span_s=3600").json()
     assert (body["pool"], body["figures"]["before"]["hit_rate"], body["groups"]) == ("chat", None, [])
     length = datetime.fromisoformat(body["windows"]["after"]["end"]) - datetime.fromisoformat(

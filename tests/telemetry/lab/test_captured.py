@@ -144,3 +144,12 @@ def test_prompts_of_one_group_in_several_languages_share_their_common_blocks() -
 
     assert shared(ids[0], ids[1]) >= 0.95 * len(ids[0])
     assert shared(ids[8], ids[9]) >= 0.95 * len(ids[8])
+
+
+def test_a_saturated_engine_whose_decode_steps_contain_prefill_has_a_rate_too() -> None:
+    count, rate = 200, 8000.0
+    rows = [request(0.1 * at, [1] * 94, cached_tokens=36) for at in range(count)]  # 6,000 uncached tokens
+    finished_s = np.cumsum(np.full(count, 6000 / rate + 3 * 0.01))
+    ttft_s = finished_s - np.array([row.at_s for row in rows])
+    fit = fit_engine(captured(rows, ttft_s=ttft_s, latency_s=ttft_s + 9 * 0.266), np.arange(count))
+    assert fit.prefill_rate == pytest.approx(rate, rel=0.03)

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 import time_machine
 
-from controlplane.models import Rollout, TaskGroup
+from controlplane.models import Pool, Rollout, TaskGroup
 from controlplane.services.fleet.pools import update_pool
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from telemetry.models import Decision, WhatIf
@@ -150,6 +150,7 @@ def test_a_report_shows_both_windows_and_unknown_figures_as_unknown(
     traffic,  # noqa: F811
     django_assert_max_num_queries,
 ):
+    Pool.objects.update(created_at=noon - timedelta(days=1))
     noon_at = noon.isoformat().removesuffix("+00:00")
     with_clock_at_one = {"at": noon_at, "span": "1h", "pool": "chat"}
     with time_machine.travel(noon + timedelta(hours=1), tick=False), django_assert_max_num_queries(36):
@@ -162,14 +163,16 @@ def test_a_difference_that_is_shown_as_zero_is_neither_better_nor_worse():
     def side(hit_rate):
         return replace(NOTHING, hit_rate=hit_rate)
 
+    def rows_of(after, *, has_verdict=True):
+        return comparison_rows(Comparison("", side(0.5), side(after)), FIGURES, has_verdict=has_verdict)
+
     def word(after):
-        return next(
-            row["word"] for row in comparison_rows(Comparison("", side(0.5), side(after)), FIGURES) if row["word"]
-        )
+        return next(row["word"] for row in rows_of(after) if row["word"])
 
     assert word(0.502) == "better"
     with pytest.raises(StopIteration):
         word(0.4996)
+    assert {row["word"] for row in rows_of(0.9, has_verdict=False)} == {""}
 
 
 @pytest.mark.parametrize("query", ["at=yesterday", "span=5s", "span=1000d", "span=x"])
@@ -182,6 +185,7 @@ def test_an_invalid_report_says_what_is_expected(visitor, pool, query):
 def test_a_rollout_links_to_its_report(visitor, noon, pool):
     rollout = publish_revision(save_draft(pool.policies.get(group=None), {"strategy": "random"}).pk)
     Rollout.objects.filter(pk=rollout.pk).update(started_at=noon - timedelta(hours=2))
+    Pool.objects.update(created_at=noon - timedelta(days=1))
     assert f"/report/?rollout={rollout.pk}" in visitor.get(f"/rollouts/{rollout.pk}/").text
     assert "Rollout of revision 2" in visitor.get(f"/report/?rollout={rollout.pk}").text
     assert visitor.get("/report/?rollout=999").status_code == 404
