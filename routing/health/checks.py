@@ -11,8 +11,9 @@ even if all are down: clients get a 503 that names the pool. Checks continue at 
 An overloaded replica may be late with its health check while it still sends responses. A timeout during which the
 replica sent body bytes is therefore not a failure: under overload it would take down a whole pool for being busy.
 
-The same task reads which LoRA adapters the replica has loaded from its ``/v1/models``, every few checks, because vLLM
-loads and unloads adapters at run time. If that request fails, the previous result stays.
+The same task reads the replica's ``/v1/models``, for the router's own list of models: rarely, once it is known, but
+every few checks in a pool with LoRA adapters, because vLLM loads and unloads these at run time. If that request fails,
+the previous result stays.
 
 ``Balancer`` holds the shared state: loads, residency, health, circuit breakers, retry budget.
 """
@@ -46,30 +47,36 @@ from routing.types import ReplicaId
 from routing.upstream.client import fetch, send_request
 from routing.upstream.pool import Address, ConnectionPool
 
-CHECKS_PER_ADAPTER_READ = 5  # health checks for each read of the loaded adapters
+CHECKS_PER_ADAPTER_READ = 5  # health checks for each read of the models, where adapters may change or it failed
+CHECKS_PER_MODELS_READ = 150  # elsewhere
 MAX_MODELS_BYTES = 1 << 20  # of a ``/v1/models`` response; a thousand adapters take a quarter of it
 MIN_INTERVAL_S = 0.1  # between two checks, however many requests fail
 
 logger = logging.getLogger(__name__)
 
 
-class _Model(Struct):
+class ReportedModel(Struct, frozen=True):
+    """A model in a replica's ``/v1/models``."""
+
     id: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
 
 
 class _Models(Struct):
-    data: list[_Model]
+    data: list[ReportedModel]
 
 
 _models = msgspec.json.Decoder(_Models)
 
 
-async def loaded_adapters(address: Address, names: frozenset[str], timeout_s: float) -> frozenset[str] | None:
-    """Those of ``names`` that a replica lists in ``/v1/models``; None if it gives no usable response."""
+async def read_models(address: Address, timeout_s: float) -> list[ReportedModel] | None:
+    """The models that a replica lists in ``/v1/models``; None if it gives no usable response."""
     try:
         async with asyncio.timeout(timeout_s):
             status, body = await fetch(address, "/v1/models", max_bytes=MAX_MODELS_BYTES)
-        return names & {model.id for model in _models.decode(body).data} if status == 200 else None
+        return _models.decode(body).data if status == 200 else None
     except (TimeoutError, OSError, ValueError, RecursionError):
         return None
 
@@ -115,6 +122,7 @@ class HealthChecks:
         on_recovered: Callable[[ReplicaId], None],
         progress_at: Callable[[str], float],
     ) -> None:
+        self.models: dict[str, list[ReportedModel]] = {}  # by replica name, of those that reported theirs
         self._registry = registry
         self._on_recovered = on_recovered
         self._progress_at = progress_at
@@ -162,6 +170,7 @@ class HealthChecks:
     def _forget(self, name: str) -> None:
         self._statuses.pop(name, None)
         self._targets.pop(name, None)
+        self.models.pop(name, None)
         self._registry.mark(ReplicaId(name), up=True)
         self._registry.set_adapters(ReplicaId(name), None)
 
@@ -173,9 +182,14 @@ class HealthChecks:
             started_at = time()
             reason = await check_once(target)
             if reason is None:
-                if target.adapters and (number % CHECKS_PER_ADAPTER_READ == 0 or not status.is_up):
-                    await self._read_adapters(target)
+                may_change = target.adapters or target.name not in self.models
+                checks_per_read = CHECKS_PER_ADAPTER_READ if may_change else CHECKS_PER_MODELS_READ
+                is_due = number % checks_per_read == 0 or not status.is_up
+                if is_due and target.adapters:  # placement needs them before its first request
+                    await self._read_models(target)
                 self._record_success(target)
+                if is_due and not target.adapters:
+                    await self._read_models(target)
             elif reason != _timeout_reason(target.check) or self._progress_at(target.name) < started_at:
                 self._record_failure(target, reason, failures=2 if connect_failed else 1)
             interval_s = target.check.interval_s * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
@@ -184,10 +198,13 @@ class HealthChecks:
                     await status.check_now.wait()
             await asyncio.sleep(started_at + min(MIN_INTERVAL_S, interval_s) - time())
 
-    async def _read_adapters(self, target: CheckTarget) -> None:
-        adapters = await loaded_adapters(target.address, target.adapters, target.check.timeout_s)
-        if adapters is not None:
-            self._registry.set_adapters(ReplicaId(target.name), adapters)
+    async def _read_models(self, target: CheckTarget) -> None:
+        models = await read_models(target.address, target.check.timeout_s)
+        if models is None:
+            return
+        self.models[target.name] = models
+        if target.adapters:
+            self._registry.set_adapters(ReplicaId(target.name), target.adapters & {model.id for model in models})
 
     def _record_success(self, target: CheckTarget) -> None:
         status = self._statuses[target.name]

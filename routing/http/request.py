@@ -284,16 +284,24 @@ def _checked_host(special: dict[bytes, list[bytes]], version: str) -> bytes | No
 
 
 def _origin_form(target: bytes, host: bytes | None) -> bytes:
-    """Path and query of a target; the absolute form may only name the host of the Host header."""
+    """Path and query of a target, without a slash at the end of the path, as web frameworks redirect it.
+
+    The absolute form may only name the host of the Host header.
+    """
     if target.startswith(b"/") or target == b"*":
-        return target
+        return _without_last_slash(target)
     absolute = _absolute(target)
     if absolute is None:
         raise RejectedRequestError(400, "the request target is neither a path nor an absolute URL", must_close=True)
     authority, path = absolute.groups()
     if host is None or authority.lower() != host.lower():
         raise RejectedRequestError(421, "the request target names another host", must_close=True)
-    return path if path.startswith(b"/") else b"/" + path
+    return _without_last_slash(path) if path.startswith(b"/") else b"/" + path
+
+
+def _without_last_slash(target: bytes) -> bytes:
+    path, mark, query = target.partition(b"?")
+    return path[:-1] + mark + query if path.endswith(b"/") and len(path) > 1 else target
 
 
 def _read_special(head: RequestHead, special: dict[bytes, list[bytes]], limits: Limits) -> None:

@@ -6,6 +6,7 @@ own name in place of an alias. Every other body is forwarded byte by byte.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -20,6 +21,7 @@ from routing.balancing.request import (
     may_exceed_defaults,
     read_body,
 )
+from routing.health.checks import ReportedModel
 from routing.http.response import LocalResponse, RejectedRequestError
 from routing.prompt.bodies import BODIES, ParsedBody
 from routing.prompt.canonical import CanonicalPrompt
@@ -31,7 +33,7 @@ from routing.schema import Caps, RouterConfig
 from routing.types import BodyError, NoReplicaError, RoutingError, UnknownModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from routing.balancing.placement import Decision
     from routing.http.auth import Grant
@@ -279,40 +281,71 @@ def rejection_of(error: RoutingError) -> RejectedRequestError:
     return RejectedRequestError(500, str(error))
 
 
-def models_response(config: RouterConfig, grant: Grant | None) -> LocalResponse | None:
-    """``/v1/models``: the models that a client may use, as vLLM lists them; None if a pool accepts any model.
+Reported = Mapping[str, Sequence[ReportedModel]]  # by replica
 
-    An alias has its model as ``root``, an adapter has the model that it adapts as ``parent``.
+
+def models_response(config: RouterConfig, grant: Grant | None, reported: Reported) -> LocalResponse | None:
+    """``/v1/models``: the models that a client may use, as vLLM lists them; None if none is known yet.
+
+    They are those of the configuration, and those that replicas report of a pool that accepts any model. An alias has
+    its model as ``root``, an adapter has the model that it adapts as ``parent``.
     """
-    if _accepts_any_model(config):
+    cards = list(_model_cards(config, grant, reported).values())
+    if not cards and _serves_others(config, grant):
         return None
-    return LocalResponse(200, msgspec.json.encode({"object": "list", "data": _model_cards(config, grant)}))
+    return LocalResponse(200, msgspec.json.encode({"object": "list", "data": cards}))
 
 
-def model_response(config: RouterConfig, grant: Grant | None, name: str) -> LocalResponse | None:
+def model_response(config: RouterConfig, grant: Grant | None, reported: Reported, name: str) -> LocalResponse | None:
     """``/v1/models/NAME``, as in the list of models; None for an unknown name if a pool accepts any model."""
-    card = next((card for card in _model_cards(config, grant) if card["id"] == name), None)
+    card = _model_cards(config, grant, reported).get(name)
     if card is not None:
         return LocalResponse(200, msgspec.json.encode(card))
-    if _accepts_any_model(config) and (grant is None or grant.models is None):
+    if _serves_others(config, grant):
         return None
     raise rejection_of(UnknownModelError(name))
 
 
-def _accepts_any_model(config: RouterConfig) -> bool:
-    return any(not pool.models for pool in config.pools)
+def _serves_others(config: RouterConfig, grant: Grant | None) -> bool:
+    """Whether a client may use models that no pool names."""
+    return any(not pool.models for pool in config.pools) and (grant is None or grant.models is None)
 
 
-def _model_cards(config: RouterConfig, grant: Grant | None) -> list[dict[str, Any]]:
-    cards: list[dict[str, Any]] = []
-    for pool in config.pools:
-        cards += [_model_card(model, model) for model in pool.models]
-        cards += [_model_card(alias.name, alias.model) for alias in pool.aliases]
-        cards += [_model_card(adapter.name, adapter.name, adapter.model) for adapter in pool.adapters]
+def _model_cards(config: RouterConfig, grant: Grant | None, reported: Reported) -> dict[str, dict[str, Any]]:
+    """By id; models of the configuration come first."""
+    cards: dict[str, dict[str, Any]] = {}
+    for pool in sorted(config.pools, key=lambda pool: not pool.models):
+        known = [model for replica in pool.replicas for model in reported.get(replica.name, ())]
+        lengths = _shortest(known)
+        names: list[tuple[str, str, str | None]] = [(name, name, None) for name in pool.models]
+        names += [(alias.name, alias.model, None) for alias in pool.aliases]
+        names += [(adapter.name, adapter.name, adapter.model) for adapter in pool.adapters]
+        if not pool.models:
+            names += [(model.id, model.root or model.id, model.parent) for model in known]
+        for name, root, parent in names:
+            length = next((lengths[key] for key in (name, root, parent) if key in lengths), None)
+            cards.setdefault(name, _model_card(name, root, parent, length))
     if grant is not None and (models := grant.models) is not None:
-        cards = [card for card in cards if card["id"] in models or card["root"] in models]
+        cards = {name: card for name, card in cards.items() if name in models or card["root"] in models}
     return cards
 
 
-def _model_card(name: str, root: str, parent: str | None = None) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "warmpath", "root": root, "parent": parent}
+def _shortest(models: Iterable[ReportedModel]) -> dict[str | None, int]:
+    """The smallest ``max_model_len`` that replicas report of each model: what all of them accept."""
+    lengths: dict[str | None, int] = {}
+    for model in models:
+        if (length := model.max_model_len) is not None:
+            lengths[model.id] = min(length, lengths.get(model.id, length))
+    return lengths
+
+
+def _model_card(name: str, root: str, parent: str | None, max_model_len: int | None) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "warmpath",
+        "root": root,
+        "parent": parent,
+        "max_model_len": max_model_len,
+    }

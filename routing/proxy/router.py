@@ -48,6 +48,7 @@ HOUSEKEEPING_S: Final = 0.25
 HEALTH: Final = b"/health"
 MODELS: Final = b"/v1/models"
 POST: Final = b"POST"
+HEAD: Final = b"HEAD"  # vLLM has none for models
 _METHODS: Final = dict.fromkeys((*PROMPT_PATHS, *FORM_PATHS), (b"POST",)) | dict.fromkeys(
     (HEALTH, MODELS), (b"GET", b"HEAD")
 )
@@ -218,12 +219,16 @@ class Router:
         return active
 
     def _models_response(self, config: RouterConfig, request: Request) -> LocalResponse | None:
-        """The list of models, or one of them, from the configuration; None for other requests, or if it has none."""
-        path = request.head.path
+        """The list of models, or one of them; None for other requests, or where a replica has to respond."""
+        path, grant, reported = request.head.path, request.grant, self.services.checks.models
+        name = None if path == MODELS else model_named_by(path)
         if path == MODELS:
-            return models_response(config, request.grant)
-        name = model_named_by(path)
-        return None if name is None else model_response(config, request.grant, name)
+            local = models_response(config, grant, reported)
+        elif name is not None:
+            local = model_response(config, grant, reported, name)
+        else:
+            return None
+        return LocalResponse(200) if local is None and request.head.method == HEAD else local
 
     # --- configuration ---
 

@@ -36,7 +36,7 @@ class Limits(Frozen, frozen=True):
 
     max_body_bytes: Annotated[
         int, number("bytes", 1024, 1 << 30, "Size of a request body; a larger one is rejected with 413.")
-    ] = 8 << 20
+    ] = 32 << 20
     max_unfinished_body_bytes: Annotated[
         int,
         number(

@@ -78,6 +78,7 @@ class FakeReplica:
         self.is_stopped = False  # accepts data, and responds neither at ``/health`` nor at ``/metrics``
         self.on_token_probe: Script = answering(status=404)  # a router's own request for one token
         self.token_probes: list[Call] = []
+        self.on_models_read: Script = answering(status=404)  # a router's own request for the models
         self.port = 0
         self.tls: ssl.SSLContext | None = None  # plain HTTP
         self._server: asyncio.Server | None = None
@@ -116,6 +117,9 @@ class FakeReplica:
                     continue
                 if head.startswith(b"GET /metrics "):
                     await self._respond_metrics(reader, writer)
+                    continue
+                if head.startswith(b"GET /v1/models ") and b"\r\nx-request-id:" not in head.lower():
+                    await self.on_models_read(Call(head, b"", 0, reader, writer))
                     continue
                 if not number:
                     self.connections += 1

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from routing.schema import Access, Adapter, Alias, HealthCheck, PrefixHashSettings, RouterConfig
 from routing.types import ReplicaId
-from tests.fakes.replica import Call, FakeReplica, answering
-from tests.routing.proxy.harness import CHAT, Harness, api_key, bearer, chat_body, config, get, routed
+from tests.fakes.replica import Call, FakeReplica, Script, answering
+from tests.routing.proxy.harness import CHAT, KEY, OTHER, Harness, api_key, bearer, chat_body, config, get, routed
 
 SQL = Adapter("sql", "tiny")
 
@@ -146,13 +146,9 @@ async def test_a_retry_may_leave_the_replicas_that_serve_an_adapter(two: list[Fa
 
 def telling(adapter_names: dict[str, list[str]]) -> Any:
     """Responds to ``/v1/models`` with the replica's current adapters."""
-    default_script = answering()
 
     def script(name: str) -> Any:
         async def response(call: Call) -> None:
-            if b"GET /v1/models " not in call.head:
-                await default_script(call)
-                return
             body = json.dumps({"object": "list", "data": [{"id": it} for it in adapter_names[name]]}).encode()
             await call.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
 
@@ -167,7 +163,7 @@ async def test_replicas_report_their_adapters(
     adapter_names = {two[0].name: ["tiny"], two[1].name: ["tiny", "sql", "another"]}
     script = telling(adapter_names)
     for it in two:
-        it.script = script(it.name)
+        it.on_models_read = script(it.name)
     snapshot = named(two, None, None, health=HealthCheck(interval_s=0.01))
     async with routed(snapshot) as harness:
         health = harness.router.balancer.health
@@ -197,18 +193,14 @@ async def test_replicas_report_their_adapters(
 )
 async def test_a_replica_that_reports_no_adapters_may_have_any(response: bytes, replica: FakeReplica) -> None:
     queries = 0
-    default_script = answering()
 
     async def script(call: Call) -> None:
         nonlocal queries
-        if b"GET /v1/models " not in call.head:
-            await default_script(call)
-            return
         queries += 1
         await call.send(response)
         call.close()
 
-    replica.script = script
+    replica.on_models_read = script
     async with routed(named([replica], None, health=HealthCheck(interval_s=0.01))) as harness:
         await harness.until(lambda: queries >= 2, "two questions")
         assert (await harness.chat(chat_body("sql"))).status == 200
@@ -216,7 +208,44 @@ async def test_a_replica_that_reports_no_adapters_may_have_any(response: bytes, 
     assert shown["replicas"][0]["health"] == "up"
 
 
-async def test_replicas_of_pools_without_adapters_are_not_queried(replica: FakeReplica) -> None:
-    async with routed(config([replica], models=("tiny",), health=HealthCheck(interval_s=0.01))) as harness:
-        await harness.until(lambda: replica.probes >= 12, "a dozen checks")
-    assert replica.calls == []
+def reporting(*models: dict[str, Any]) -> Script:
+    return answering(json.dumps({"object": "list", "data": list(models)}).encode())
+
+
+async def test_the_list_has_the_models_of_all_pools_with_the_shortest_length_of_each(four: list[FakeReplica]) -> None:
+    for replica, length in zip(four, (32_768, 8192, None, 4096), strict=True):
+        replica.on_models_read = reporting({"id": "tiny", "max_model_len": length})
+    four[3].on_models_read = reporting(
+        {"id": "other", "root": "org/other", "max_model_len": 4096}, {"id": "other-sql", "parent": "other"}
+    )
+    first, second = config(four[:3], models=("tiny",)), config(four[3:])
+    pools = replace(first.pools[0], aliases=(Alias("gpt", "tiny"),)), replace(second.pools[0], name="any")
+    keys = api_key(), api_key("limited", OTHER, models=("other", "tiny"))
+    async with routed(replace(first, pools=pools, access=Access(keys=keys))) as harness, harness.connect() as client:
+        await harness.until(lambda: len(harness.router.services.checks.models) == 4, "all to report")
+        listed = {}
+        for key in (KEY, OTHER):
+            await client.send(get(b"/v1/models", [bearer(key)]))
+            listed[key] = json.loads((await client.read_response()).body)["data"]
+        await client.send(get(b"/v1/models", [bearer()], b"HEAD"), get(b"/v1/models/other", [bearer()]))
+        head, one = await client.read_response(bodyless=True), await client.read_response()
+
+    found = [(card["id"], card["root"], card["parent"], card["max_model_len"]) for card in listed[KEY]]
+    assert found == [
+        ("tiny", "tiny", None, 8192),
+        ("gpt", "tiny", None, 8192),
+        ("other", "org/other", None, 4096),
+        ("other-sql", "other-sql", "other", 4096),
+    ]
+    assert [card["id"] for card in listed[OTHER]] == ["tiny", "gpt", "other"]
+    assert (head.status, json.loads(one.body)) == (200, listed[KEY][2])
+    assert all(replica.calls == [] for replica in four)
+
+
+async def test_named_models_are_listed_before_another_pool_reports_any(two: list[FakeReplica]) -> None:
+    first, second = config(two[:1], models=("tiny",)), config(two[1:])
+    pools = first.pools[0], replace(second.pools[0], name="any")
+    async with routed(replace(first, pools=pools)) as harness, harness.connect() as client:
+        await client.send(get(b"/v1/models"))
+        cards = json.loads((await client.read_response()).body)["data"]
+    assert [(card["id"], card["max_model_len"]) for card in cards] == [("tiny", None)]

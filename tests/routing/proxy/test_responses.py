@@ -180,17 +180,20 @@ async def test_endless_trailers_are_not_stored(replica: FakeReplica) -> None:
     assert len(upstream._headers) == 0
 
 
-async def test_head_requests_get_a_head(replica: FakeReplica) -> None:
-    replica.script = raw(OK + JSON + b"Content-Length: 500\r\n\r\n")
+async def test_head_requests_get_a_head_of_the_routers_own_because_engines_have_none(replica: FakeReplica) -> None:
     async with routed(config([replica])) as harness, harness.connect() as client:
-        for _ in range(2):
-            await client.send(get(b"/v1/models", method=b"HEAD"))
-            response = await client.read_response(bodyless=True)
-            assert (response.status, response.headers["content-length"]) == (200, "500")
-        await client.send(get(b"/health", method=b"HEAD"))
-        assert (await client.read_response(bodyless=True)).status == 200
-    assert replica.calls[0].line == b"HEAD /v1/models HTTP/1.1"
-    assert replica.connections == 2
+        for path in (b"/v1/models", b"/v1/models/org/other", b"/health"):
+            await client.send(get(path, method=b"HEAD"))
+            assert (await client.read_response(bodyless=True)).status == 200
+    assert replica.calls == []
+
+
+async def test_a_slash_after_the_path_makes_no_difference(replica: FakeReplica) -> None:
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        await client.send(post(CHAT + b"/"), post(CHAT + b"/?a=/"), post(CHAT + b"//"), post(b"/"))
+        statuses = [(await client.read_response()).status for _ in range(4)]
+    assert statuses == [200, 200, 404, 404]
+    assert [call.line for call in replica.calls] == [b"POST " + CHAT + end + b" HTTP/1.1" for end in (b"", b"?a=/")]
 
 
 async def test_models_are_a_replicas_if_a_pool_accepts_any_model(replica: FakeReplica) -> None:
