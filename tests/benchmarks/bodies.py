@@ -16,13 +16,13 @@ from pathlib import Path
 
 import uvloop
 
-from routing.schema import Limits, LowestCostSettings
+from routing.schema import LowestCostSettings
 from tests.benchmarks.builds import compiled_environment
 from tests.benchmarks.proxy import DEADLINE_S
 from tests.benchmarks.router import our_router, replicas
 
 ROUNDS = 5
-BYTES = Limits().max_body_bytes
+BYTES = 8 << 20
 GOAL_MS = 10.0
 CHAT, COMPLETION = b"/v1/chat/completions", b"/v1/completions"
 _TEXT = b'{"model":"m","messages":[{"role":"user","content":"'

@@ -166,7 +166,7 @@ async def test_bodies_that_never_end_are_bounded_together(replica: FakeReplica, 
         waiting = {asyncio.create_task(reader.readline()) for reader, _ in connections}
         rejected: set[asyncio.Task[bytes]] = set()
         async with asyncio.timeout(20):
-            while len(rejected) < 20 - limits.max_unfinished_body_bytes // limits.max_body_bytes:
+            while len(rejected) < 20 - limits.max_unfinished_body_bytes // 8_388_608:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 rejected |= done
         assert {task.result() for task in rejected} == {b"HTTP/1.1 503 Service Unavailable\r\n"}
