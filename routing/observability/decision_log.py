@@ -281,6 +281,7 @@ class Record:
             "status": self.status,
             "streamed": self.is_streamed,
             "ttft_s": self.ttft_s,
+            "prefill_s": self.prefill_s,
             "latency_s": self.latency_s,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
