@@ -252,14 +252,9 @@ class _Loader:
         return requests
 
     def _starting_until(self) -> dict[int, datetime]:
-        """When each replica without a successful scrape stops counting as starting. A query for young replicas."""
+        """When each replica that was added recently counts as down if no scrape succeeded until then."""
         ends = {replica.pk: replica.created_at + timedelta(seconds=STARTING_S) for replica in self.replicas}
-        young = {pk: end for pk, end in ends.items() if end > self._first_end}
-        if not young:
-            return {}
-        scraped = ScrapeState.objects.filter(replica_id__in=young, ok_at__isnull=False)
-        scraped_ids = set(scraped.values_list("replica_id", flat=True))
-        return {pk: end for pk, end in young.items() if pk not in scraped_ids}
+        return {pk: end for pk, end in ends.items() if end > self._first_end}
 
     def _series(self) -> dict[int, HitRateSeries]:
         ids_of_pool: dict[int, list[int]] = defaultdict(list)

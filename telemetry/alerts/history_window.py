@@ -150,7 +150,7 @@ class History:
     replicas: tuple[str, ...]  # names of the replicas that should be scraped
     active: frozenset[str]  # those of them that should receive requests
     hit_rate_replicas: frozenset[str]  # those of them whose counters are part of the pool's hit rate
-    starting_until: Mapping[str, datetime] = field(default_factory=dict)  # of replicas never scraped successfully
+    starting_until: Mapping[str, datetime] = field(default_factory=dict)  # of replicas that were added recently
     engines: Mapping[str, Sequence[ReplicaStep | None]] = field(default_factory=dict)
     pressure: Mapping[str, Sequence[PressureStep | None]] = field(default_factory=dict)
     responses: Mapping[str, Sequence[RouterCounts | None]] = field(default_factory=dict)
@@ -188,9 +188,15 @@ class HistoryView:
         return windows[self.index] if windows else WindowSum(self._step_start, None, None, None)
 
     def is_starting(self, replica: str) -> bool:
-        """Whether a replica was added recently and was never scraped successfully."""
+        """Whether a replica was added recently and no scrape succeeded up to the end of the newest step.
+
+        Steps are evaluated late, so a scrape that succeeded since then does not count.
+        """
         until = self.history.starting_until.get(replica)
-        return until is not None and self.now < until
+        if until is None or self.now >= until:
+            return False
+        steps = self.history.engines.get(replica, ())[: self.index + 1]
+        return not any(step is not None and step.read for step in steps)
 
     def engine(self, replica: str) -> ReplicaStep | None:
         """A replica's newest step; None where no scrape was attempted."""

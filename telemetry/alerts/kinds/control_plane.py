@@ -17,6 +17,7 @@ from telemetry.alerts.kinds.base import (
     setting,
 )
 from telemetry.alerts.verdict import POOL, Reason, Result, Timing, Verdict, Verdicts, above_limit, no_data
+from telemetry.models import STARTING_S
 
 
 class RolloutStuckSettings(RuleSettings, frozen=True):
@@ -141,6 +142,10 @@ class NoDataSettings(WindowSettings, frozen=True):
     window_s: WindowS = 60.0
     for_s: ForS = 60.0
     keep_firing_s: KeepFiringS = 30.0
+
+    @property
+    def lookback_s(self) -> float:
+        return STARTING_S + self.window_s  # to tell a replica that starts from one that was scraped before
 
 
 def _evaluate_no_data(_: NoDataSettings, view: HistoryView, __: str) -> Verdicts:

@@ -285,3 +285,27 @@ def test_a_pool_whose_replicas_are_all_starting_raises_no_alert(fleet):
     fleet.down = {replica.name for replica in fleet.replicas}
     Replica.objects.update(created_at=T0)
     assert fleet.run(240) == set()
+
+
+@pytest.mark.parametrize("loading", [{"gpu-2"}, {"gpu-0", "gpu-1", "gpu-2"}])
+def test_a_replica_that_loaded_for_minutes_raises_no_alert_when_it_becomes_ready(fleet, loading):
+    """Windows end before the newest reading, so the first success is known and not yet in them."""
+    Replica.objects.update(created_at=T0)
+    fleet.down = loading
+    assert fleet.run(150) == set()
+    fleet.down = set()
+    fleet.second += STEP_S
+    fleet.read()
+    for replica in fleet.replicas:  # gpu-0 is scraped last
+        at = fleet.now - timedelta(seconds=5 * (replica.name == "gpu-0"))
+        ScrapeState.objects.update_or_create(replica=replica, defaults={"at": at, "ok_at": at})
+    evaluate_alerts(fleet.now)
+    assert not Alert.objects.exists()
+    assert fleet.run(120) == set()
+
+
+def test_a_pool_that_was_read_is_without_data_at_once_though_its_replicas_are_new(fleet):
+    Replica.objects.update(created_at=T0)
+    assert fleet.run(120) == set()
+    fleet.down = {replica.name for replica in fleet.replicas}
+    assert fleet.run(180) >= {"no_data"}
