@@ -33,7 +33,7 @@ _TONES = {  # of badges, by the stored or shown word
     "ember": ("live", "proposed", "canary"),
     "warn": (
         "starting", "draining", "stale", "pending", "progressing", "behind", "draft", "terminating", "missing",
-        "holding", "waiting", "awaiting_approval", "warning", "inconclusive", "expired", "unsigned",
+        "holding", "waiting", "awaiting_approval", "warning", "inconclusive", "no_verdict", "expired", "unsigned",
         "unchecked", "other key",
     ),
     "bad": (

@@ -13,11 +13,10 @@ boundary. A request without a prompt has nothing to cache and uses the active re
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from msgspec import structs
 from xxhash import xxh3_64_intdigest
@@ -33,6 +32,7 @@ from routing.balancing.strategies.registry import build_strategy
 from routing.balancing.strategies.strategy import Strategy
 from routing.prompt.hashing import DEFAULT_TIER1, PrefixHasher
 from routing.schema import (
+    PREFIX_SPACE,
     Canary,
     PolicyConfig,
     PoolConfig,
@@ -41,10 +41,9 @@ from routing.schema import (
     ResidencySettings,
     TaskGroupConfig,
     Tier1,
+    split_position,
+    split_seed,
 )
-
-_PREFIX_SPACE: Final = 1 << 64
-_pack_word: Final = struct.Struct("<Q").pack
 
 
 class Arm(StrEnum):
@@ -95,8 +94,8 @@ class CanaryRule:
         self._policy = policy
         self._hasher = hasher
         self._tier1 = tier1 or DEFAULT_TIER1
-        self._seed = xxh3_64_intdigest(policy.name.encode())
-        self._share_end = int(canary.share * _PREFIX_SPACE)
+        self._seed = split_seed(policy.name)
+        self._share_end = int(canary.share * PREFIX_SPACE)
         self._excluded_by: ArmReason | None = None
         if canary.routers is not None and router not in canary.routers:
             self._excluded_by = ArmReason.OTHER_ROUTERS
@@ -128,7 +127,7 @@ class CanaryRule:
             self._policy.revision,
             self._canary.revision,
             self._canary.share,
-            None if position is None else position / _PREFIX_SPACE,
+            None if position is None else position / PREFIX_SPACE,
         )
 
     def _position(self, request: PlacementRequest, served: ServedModel) -> int | None:
@@ -137,7 +136,7 @@ class CanaryRule:
         key = tier1(prompt, served.model, self._tier1, served.adapter)
         if key is None and self._tier1 is not DEFAULT_TIER1:
             key = tier1(prompt, served.model, DEFAULT_TIER1, served.adapter)
-        return None if key is None else xxh3_64_intdigest(_pack_word(key), self._seed)
+        return None if key is None else split_position(key, self._seed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,7 @@ class Record:
         "lacks_details",
         "latency_s",
         "matched_by",
+        "outcome",
         "policy",
         "pool",
         "prefill",
@@ -180,6 +181,7 @@ class Record:
         self.hit_tokens = hit_tokens  # predicted; None if the strategy predicts none
         self.retries = 0
         self.status: int | None = None
+        self.outcome: str | None = None  # a metrics.Outcome, once the request has ended
         self.is_streamed: bool | None = None  # whether the response is an event stream; None: there was no response
         self.ttft_s: float | None = None  # of streamed responses only: the first byte of others is their last token
         self.prefill_s: float | None = None  # from sending the request to the replica that responded to its first token
@@ -279,6 +281,7 @@ class Record:
             "prefill": None if self.prefill is None else self.prefill.as_json(),
             "retries": self.retries,
             "status": self.status,
+            "outcome": self.outcome,
             "streamed": self.is_streamed,
             "ttft_s": self.ttft_s,
             "prefill_s": self.prefill_s,

@@ -336,5 +336,6 @@ def count_request(services: Services, record: Record | None, outcome: Outcome, p
     if record is None:
         services.metrics.count_unplaced(outcome, pool, group)
     else:
+        record.outcome = outcome
         services.metrics.count_placed(record, outcome)
         services.decisions.add(record)

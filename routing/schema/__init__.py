@@ -87,6 +87,7 @@ from routing.schema.response_cache import wilson_interval as wilson_interval
 from routing.schema.ring import moved_by_chance as moved_by_chance
 from routing.schema.ring import moved_ratio as moved_ratio
 from routing.schema.ring import points_of as points_of
+from routing.schema.strategies import PREFIX_SPACE as PREFIX_SPACE
 from routing.schema.strategies import AffinityGroupsSettings as AffinityGroupsSettings
 from routing.schema.strategies import Boundary as Boundary
 from routing.schema.strategies import BoundedLoad as BoundedLoad
@@ -109,3 +110,5 @@ from routing.schema.strategies import Tier1 as Tier1
 from routing.schema.strategies import Tier1Settings as Tier1Settings
 from routing.schema.strategies import TieredSettings as TieredSettings
 from routing.schema.strategies import load_settings as load_settings
+from routing.schema.strategies import split_position as split_position
+from routing.schema.strategies import split_seed as split_seed

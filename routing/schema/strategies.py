@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from enum import StrEnum
 from inspect import cleandoc
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 from msgspec import Meta
+from xxhash import xxh3_64_intdigest
 
 from routing.schema.fields import Frozen, Name, decode, number
 
@@ -222,6 +224,20 @@ class Canary(Frozen, frozen=True):
     ] = 1.0
     routers: tuple[Name, ...] | None = None  # on these routers only; None: on all
     groups: tuple[Name, ...] | None = None  # for these task groups only; None: for all that the policy places
+
+
+PREFIX_SPACE: Final = 1 << 64
+_pack_word: Final = struct.Struct("<Q").pack
+
+
+def split_seed(policy: str) -> int:
+    """The seed of a policy's ``split_position``: different policies choose different prefixes for their canaries."""
+    return xxh3_64_intdigest(policy.encode())
+
+
+def split_position(prefix: int, seed: int) -> int:
+    """Position of a tier-1 prefix in ``PREFIX_SPACE``; a canary places those below its share of the space."""
+    return xxh3_64_intdigest(_pack_word(prefix), seed)
 
 
 class PolicyConfig(Frozen, frozen=True, omit_defaults=True):

@@ -1,47 +1,41 @@
-"""Measures the canary and the baseline of rollouts from stored readings, and reports the analysis to the rollouts.
+"""Measures the canary and the baseline of rollouts from collected decisions, and reports the analysis to the rollouts.
 
-Theory of operation. A router's figures carry the policy and the revision that placed a request, so canary and baseline
-differ in the revision alone. Both are measured from the time at which every router ran the current stage, plus the
-warm-up. If the canary is limited to task groups or routers, the same groups or routers and the others are measured
-before the rollout as well: a difference that existed then is not caused by the canary. For a share of the prefixes,
-nobody knows how these prefixes differed before; there the baseline is weighted to the canary's mix of task groups. The
-last stage of a rollout makes the revision active and has no canary.
+Theory of operation. A decision has the policy and the revision that placed the request, so canary and baseline differ
+in the revision alone. Both are measured from the time at which every router ran the current stage, plus the warm-up.
+Each is also measured in the hour before the canary began, when the active revision placed all requests: a request
+belonged to the canary's side if the stage would select it, by its router, its task group and the position of its
+prefix. The last stage of a rollout makes the revision active and has no canary.
+
+Decisions are read in full up to ``MAX_ROWS`` in a window; of a busier policy, the first of every bin are read.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from controlplane.isolation import isolated_items
-from controlplane.models import PeriodicTask, PolicyRevision, Replica, ReplicaState, Rollout, RolloutState, Router
-from controlplane.services.policies.rollout_plans import GuardLimits, Stage, read_stage
+from controlplane.models import PeriodicTask, Rollout, RolloutState, Router
+from controlplane.services.policies.rollout_plans import Stage, read_guard, read_stage
 from controlplane.services.policies.rollouts import Verdict, apply_verdict
-from telemetry.guards.analysis import Bin, Measured, Side, analyze
-from telemetry.guards.confidence import MIN_GROUP_REQUESTS, mix_weights
-from telemetry.metrics.histograms import Buckets, merge
+from routing.schema import PREFIX_SPACE, split_position, split_seed
+from telemetry.guards.analysis import Measured, Requests, Side, analyze
 from telemetry.metrics.windows import Window
+from telemetry.storage.decisions import PlacedRequests, placed_between
 from telemetry.storage.locks import GUARD, advisory_lock
-from telemetry.storage.rule_sums import (
-    LatencyKind,
-    RevisionLatency,
-    RevisionSums,
-    requests_by_replica,
-    revision_latencies,
-    revision_sums,
-)
 
-HISTORY_S = 3600.0  # before a rollout
+HISTORY_S = 3600.0  # before the canary
 SHORTEST_BIN_S, LONGEST_BIN_S = 10.0, 60.0
 BINS = 10  # of a stage, within the limits of a bin's length
-SUMMED = ("requests", "answered", "failed", "prompt_tokens", "cached_tokens")
-Row = RevisionSums | RevisionLatency
+COLLECTED_S = 10.0  # after its end, a bin's decisions are expected to be collected
+MAX_ROWS = 120_000  # of a window
+MAX_MISPLACED = 0.01  # share of requests whose prefix is on the other side: the split has another boundary
+ANSWERED, FAILED = ("ok", "replica_error", "router_error"), ("replica_error", "router_error")
 
 
 def analyze_rollouts(now: datetime) -> int:
@@ -54,15 +48,24 @@ def analyze_rollouts(now: datetime) -> int:
     return len(rollouts)
 
 
-def analyze_rollout(rollout: Rollout, now: datetime) -> Verdict:
-    """Analyze one rollout, which then acts on the verdict. The verdict is WARMING until the warm-up is over."""
-    limits = msgspec.convert(rollout.guard, GuardLimits)
+def analyze_rollout(rollout: Rollout, now: datetime) -> None:
+    """Analyze one rollout, which then acts on the verdict: WARMING during the warm-up, later one for each new bin."""
+    limits = read_guard(rollout.guard or {})
     verdict, figures = Verdict.WARMING, list[dict[str, Any]]()
     since = rollout.stage_converged_at and rollout.stage_converged_at + timedelta(seconds=limits.warm_up_s)
-    if since is not None and since < now:
-        verdict, figures = analyze(limits, measure(rollout, since=since, until=now))
+    until = now - timedelta(seconds=COLLECTED_S)
+    if since is not None and since < until:
+        if rollout.readings and not _has_new_bin(rollout, since, now):
+            return
+        verdict, figures = analyze(limits, measure(rollout, since=since, until=until))
     apply_verdict(rollout.pk, stage=rollout.stage, verdict=verdict, readings=figures)
-    return verdict
+
+
+def _has_new_bin(rollout: Rollout, since: datetime, now: datetime) -> bool:
+    """Whether a bin has ended since the last analysis."""
+    step = timedelta(seconds=bin_length_s(read_stage(rollout.stages[rollout.stage]).observe_s))
+    collected = since + timedelta(seconds=COLLECTED_S)
+    return rollout.readings_at is None or (now - collected) // step > (rollout.readings_at - collected) // step
 
 
 def _rollouts_to_analyze() -> list[Rollout]:
@@ -72,33 +75,84 @@ def _rollouts_to_analyze() -> list[Rollout]:
 
 
 def measure(rollout: Rollout, *, since: datetime, until: datetime) -> Measured:
-    """Canary and baseline in a period, and before the rollout if both can be identified there. Fourteen queries."""
+    """Canary and baseline in a period, and before the canary. Four or five queries."""
     policy, stage = rollout.revision.policy, read_stage(rollout.stages[rollout.stage])
     step_s = bin_length_s(stage.observe_s)
-    window = _whole_bins(since, until, step_s)
-    history = _whole_bins(rollout.started_at - timedelta(seconds=HISTORY_S), rollout.started_at, step_s)
+    started = rollout.history.filter(transition="start").values_list("at", flat=True).first() or rollout.started_at
     active = policy.live()
-    now = _load_rows(policy.pool.name, policy.name, policy.name, window)
-    canary = now.only(lambda row: row.revision == rollout.revision.number)
-    baseline = now.only(lambda row: active is not None and row.revision == active.number)
-    loads = (_loads(policy.pool_id, policy.pool.name, window), _loads(policy.pool_id, policy.pool.name, history))
+    split = _Split(stage, _router_ids(stage), split_seed(policy.name))
+    active_number = 0 if active is None else active.number
+    history = _whole_bins(started - timedelta(seconds=HISTORY_S), started, step_s)
+    now = split.read(policy.name, (active_number, rollout.revision.number), _whole_bins(since, until, step_s))
+    before = split.read(policy.name, (active_number,), history)
+    is_canary = now.revisions == rollout.revision.number
+    positions, positions_before = split.positions(now), split.positions(before)
+    is_inside = before.in_scope & (positions_before < stage.share * PREFIX_SPACE)
     if stage.share < 1:
-        return Measured(Side(canary.bins(window)), Side(baseline.with_mix_of(canary).bins(window)), *loads)
-    in_stage = _stage_filter(stage)
-    before = _load_rows(policy.pool.name, policy.name, "", history).placed_by(active)
-    inside, outside = before.only(in_stage), before.only(lambda row: not in_stage(row))
+        # A request without a prefix is on no side. If the policy has a boundary of its own, stored prefixes are not
+        # those by which routers choose, and the sides of the past are unknown.
+        misplaced = ((positions < stage.share * PREFIX_SPACE) & now.in_scope) != is_canary
+        known, known_before = now.prefixes != 0, before.prefixes != 0
+        if np.count_nonzero(misplaced & known) > MAX_MISPLACED * len(misplaced):
+            known_before &= False
+    else:
+        known, known_before = np.ones(len(now.bins), np.bool_), np.ones(len(before.bins), np.bool_)
+    prompts = np.unique(np.concatenate((now.prefixes, before.prefixes)), return_inverse=True)[1]
+    requests = _requests(now, prompts[: len(now.bins)])
+    requests_before = _requests(before, prompts[len(now.bins) :])
     return Measured(
-        Side(canary.bins(window), inside.bins(history)), Side(baseline.bins(window), outside.bins(history)), *loads
+        Side(requests.take(is_canary & known), requests_before.take(is_inside & known_before)),
+        Side(requests.take(~is_canary & known), requests_before.take(~is_inside & known_before)),
+        is_split_by_prompt=stage.share < 1,
+        has_common_prompts=stage.share == 1 and stage.groups is None,
     )
 
 
-def _stage_filter(stage: Stage) -> Callable[[Row], bool]:
-    """A filter for rows of a stage's routers and task groups. A query if the stage names routers."""
-    routers = None
-    if stage.routers is not None:
-        routers = frozenset(Router.objects.filter(name__in=stage.routers).values_list("pk", flat=True))
-    groups = None if stage.groups is None else frozenset(stage.groups)
-    return lambda row: (routers is None or row.router_id in routers) and (groups is None or row.group in groups)
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """Which requests a stage selects."""
+
+    stage: Stage
+    routers: list[int] | None
+    seed: int
+
+    def read(self, policy: str, revisions: tuple[int, ...], window: Window) -> PlacedRequests:
+        at_most = MAX_ROWS // len(window.starts())
+        groups = self.stage.groups
+        return placed_between(policy, revisions, window, routers=self.routers, groups=groups, at_most=at_most)
+
+    def positions(self, placed: PlacedRequests) -> NDArray[np.float64]:
+        """Positions of the prefixes among all prefixes; 0 where every prefix is selected."""
+        if self.stage.share == 1:
+            return np.zeros(len(placed.bins))
+        prefixes, codes = np.unique(placed.prefixes, return_inverse=True)
+        positions = [split_position(prefix, self.seed) for prefix in prefixes.tolist()]
+        return np.array(positions, np.float64)[codes]
+
+
+def _router_ids(stage: Stage) -> list[int] | None:
+    if stage.routers is None:
+        return None
+    return list(Router.objects.filter(name__in=stage.routers).values_list("pk", flat=True))
+
+
+def _requests(placed: PlacedRequests, prompts: NDArray[np.int64]) -> Requests:
+    names = placed.outcomes.names
+    answered, failed = (
+        np.array([float(name in counted) for name in names] or [0.0])[placed.outcomes.codes]
+        for counted in (ANSWERED, FAILED)
+    )
+    has_usage = ~np.isnan(placed.prompt_tokens) & ~np.isnan(placed.cached_tokens)
+    return Requests(
+        placed.bins,
+        prompts,
+        answered,
+        failed,
+        np.where(has_usage, placed.prompt_tokens, 0.0),
+        np.where(has_usage, placed.cached_tokens, 0.0),
+        placed.ttft_s,
+        placed.plain_latency_s,
+    )
 
 
 def bin_length_s(observe_s: float) -> float:
@@ -106,86 +160,8 @@ def bin_length_s(observe_s: float) -> float:
     return float(math.floor(min(max(observe_s / BINS, SHORTEST_BIN_S), LONGEST_BIN_S)))
 
 
-def _load_rows(pool: str, policy: str, timed_policy: str, window: Window) -> _Rows:
-    """What a policy placed, and latencies of ``timed_policy``; "": of all requests of the pool. Five queries."""
-    latencies = (revision_latencies(pool, timed_policy, window, kind) for kind in LatencyKind)
-    return _Rows(revision_sums(policy, window), *latencies)
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    placed: Sequence[RevisionSums]
-    first_tokens: Sequence[RevisionLatency]  # TTFT of streamed responses
-    non_streamed: Sequence[RevisionLatency]  # latency of the other responses
-
-    def placed_by(self, revision: PolicyRevision | None) -> _Rows:
-        """Rows of one revision, and latencies of the groups in which it placed requests."""
-        placed = [row for row in self.placed if revision is not None and row.revision == revision.number]
-        groups = {row.group for row in placed}
-        latencies = ([row for row in rows if row.group in groups] for rows in (self.first_tokens, self.non_streamed))
-        return _Rows(placed, *latencies)
-
-    def only(self, condition: Callable[[Row], bool]) -> _Rows:
-        latencies = (list(filter(condition, rows)) for rows in (self.first_tokens, self.non_streamed))
-        return _Rows(list(filter(condition, self.placed)), *latencies)
-
-    def with_mix_of(self, canary: _Rows) -> _Rows:
-        """The rows, weighted to the canary's mix of task groups; latencies are not weighted."""
-        known = {group for group, requests in self._by_group("requests").items() if requests >= MIN_GROUP_REQUESTS}
-        by_requests, by_tokens = (
-            mix_weights(canary._by_group(name), self._by_group(name), known) for name in ("answered", "prompt_tokens")
-        )
-        weighted = [
-            replace(
-                row,
-                answered=row.answered * by_requests[row.group],
-                failed=row.failed * by_requests[row.group],
-                prompt_tokens=row.prompt_tokens * by_tokens[row.group],
-                cached_tokens=row.cached_tokens * by_tokens[row.group],
-            )
-            for row in self.placed
-        ]
-        return _Rows(weighted, self.first_tokens, self.non_streamed)
-
-    def _by_group(self, name: str) -> Counter[str]:
-        sums: Counter[str] = Counter()
-        for row in self.placed:
-            sums[row.group] += getattr(row, name)
-        return sums
-
-    def bins(self, window: Window) -> list[Bin]:
-        """Every bin of a window; none without requests."""
-        sums: dict[datetime, Counter[str]] = defaultdict(Counter)
-        for row in self.placed:
-            sums[row.start].update({name: getattr(row, name) for name in SUMMED})
-        ttft, non_streamed = _by_start(self.first_tokens), _by_start(self.non_streamed)
-        return [
-            Bin(
-                start,
-                **{name: sums[start][name] for name in SUMMED},
-                ttft=ttft.get(start),
-                non_streamed_latency=non_streamed.get(start),
-            )
-            for start in (window.starts() if sums else ())
-        ]
-
-
-def _by_start(rows: Sequence[RevisionLatency]) -> dict[datetime, Buckets]:
-    parts: dict[datetime, list[Buckets]] = defaultdict(list)
-    for row in rows:
-        parts[row.start].append(row.waits)
-    return {start: merged.buckets for start, buckets in parts.items() if (merged := merge(buckets)) is not None}
-
-
 def _whole_bins(since: datetime, until: datetime, step_s: float) -> Window:
     """All complete bins from ``since`` on; at least one, which may be shorter."""
     count = max(math.floor((until - since).total_seconds() / step_s), 1)
     end = min(since + timedelta(seconds=count * step_s), max(until, since + timedelta(seconds=1)))
     return Window(since, end, step_s)
-
-
-def _loads(pool_id: int, pool: str, window: Window) -> Mapping[str, float]:
-    """Requests per unit of weight of each active replica, also of those without requests."""
-    counts = requests_by_replica(pool, window)
-    active = Replica.objects.filter(pool_id=pool_id, state=ReplicaState.ACTIVE).values_list("name", "weight")
-    return {name: counts.get(name, 0) / weight for name, weight in active}

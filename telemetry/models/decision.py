@@ -41,6 +41,9 @@ class Decision(models.Model):
     rank = models.SmallIntegerField(null=True)  # data-parallel; None: the replica has only one
     reason = models.TextField()
     status = models.SmallIntegerField(null=True)  # of the response; None: there was none
+    outcome = models.TextField(
+        default="", db_default=""
+    )  # "ok", "replica_error" ..., as routers count requests; "": unknown
     streamed = models.BooleanField(null=True)  # None: there was no response
     ttft_s = models.FloatField(null=True)  # router's clock, of a streamed response
     prefill_s = models.FloatField(null=True)  # of TTFT, from sending the request to the replica that responded

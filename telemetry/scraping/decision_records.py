@@ -69,6 +69,7 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     block_tokens: Count | None = None
     hit_tokens: BigCount | None = None
     status: SmallCount | None = None
+    outcome: Name | None = None
     streamed: bool | None = None
     ttft_s: Seconds | None = None
     prefill_s: Seconds | None = None
@@ -212,6 +213,7 @@ def _rows(progress: Progress, records: list[DecisionRecord], ratio: float) -> li
         keeps_candidates = (index + 1) * budget // len(records) > index * budget // len(records)
         values = msgspec.structs.asdict(record) | {
             "arm": record.arm or "",
+            "outcome": record.outcome or "",
             "prefix": parse_hash(record.prefix),
             "session": parse_hash(record.session),
             "request_digest": parse_hash(record.request_digest),

@@ -20,8 +20,9 @@ from django.db import connection
 from numpy.typing import NDArray
 
 from telemetry.lab.captured import CapturedTraffic
-from telemetry.lab.chains import Floats, Integers, Requests, coded
+from telemetry.lab.chains import Coded, Floats, Integers, Requests, coded
 from telemetry.lab.request_repeats import DigestedRequests
+from telemetry.metrics.windows import Window
 
 HEADER, EMPTY_HEADER, LENGTH = 20, 12, 4  # bytes
 POSTGRES_EPOCH_S = 946_684_800  # unix
@@ -180,6 +181,92 @@ def digested_between(pool: str, start: datetime, end: datetime, level: int) -> D
         _known(cached),
         _known(generated),
         2.0**-level,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRequests:
+    """Requests that a policy placed, as columns in order of their bins. NaN: unknown."""
+
+    bins: Integers  # number of the bin, from 0
+    revisions: Integers
+    in_scope: NDArray[np.bool_]  # of the routers and task groups that were named
+    prefixes: NDArray[np.uint64]  # tier-1; 0: none
+    outcomes: Coded  # "": unknown
+    prompt_tokens: Floats
+    cached_tokens: Floats
+    ttft_s: Floats  # of successful streamed responses
+    plain_latency_s: Floats  # of successful responses that were not streamed
+
+
+_PLACED_NUMBERS = {
+    "bin": ">i4",
+    "revision": ">i4",
+    "in_scope::integer": ">i4",
+    "coalesce(prefix, 0)": ">i8",
+    f"coalesce(prompt_tokens, {UNKNOWN})": ">i8",
+    f"coalesce(cached_tokens, {UNKNOWN})": ">i8",
+    f"coalesce(ttft_s, {UNKNOWN})": ">f8",
+    f"coalesce(latency_s, {UNKNOWN})": ">f8",
+    "coalesce(streamed, false)::integer": ">i4",
+    "coalesce(status, 0)::integer": ">i4",
+}
+
+
+def placed_between(
+    policy: str,
+    revisions: Sequence[int],
+    window: Window,
+    *,
+    routers: Sequence[int] | None,
+    groups: Sequence[str] | None,
+    at_most: int,
+) -> PlacedRequests:
+    """The requests that these revisions placed, of each step of a window the first ``at_most``. One query."""
+    connection.ensure_connection()
+    with psycopg.Cursor(connection.connection) as cursor:
+        cursor.execute(
+            f"""
+            select array_agg(outcome), {_columns(_PLACED_NUMBERS)}
+            from generate_series(0, %(bins)s - 1) as bin cross join lateral (
+                select *, (%(routers)s::bigint[] is null or router_id = any(%(routers)s))
+                    and (%(groups)s::text[] is null or "group" = any(%(groups)s)) as in_scope
+                from telemetry_decision
+                where at >= %(start)s + bin * make_interval(secs => %(step)s)
+                    and at < least(%(start)s + (bin + 1) * make_interval(secs => %(step)s), %(end)s)
+                    and policy = %(policy)s and revision = any(%(revisions)s)
+                order by at limit %(at_most)s
+            ) as decisions
+            """,  # noqa: S608 - columns of this module
+            {
+                "bins": len(window.starts()),
+                "start": window.start,
+                "end": window.end,
+                "step": window.step_s,
+                "policy": policy,
+                "revisions": list(revisions),
+                "routers": None if routers is None else list(routers),
+                "groups": None if groups is None else list(groups),
+                "at_most": at_most,
+            },
+            binary=True,
+        )
+        outcomes, *columns = cursor.fetchall()[0]
+    numbers = [_numbers(sent, kind) for sent, kind in zip(columns, _PLACED_NUMBERS.values(), strict=True)]
+    bins, placed_by, in_scope, prefixes, prompt, cached, ttft_s, latency_s, streamed, status = numbers
+    coded_outcomes = coded(outcomes or ())
+    is_ok = np.isin(coded_outcomes.codes, [code for code, name in enumerate(coded_outcomes.names) if name == "ok"])
+    is_successful = (status > 0) & (status < 400)
+    return PlacedRequests(
+        bins.astype(np.int64),
+        placed_by.astype(np.int64),
+        in_scope.astype(np.bool_),
+        prefixes.astype(np.int64).view(np.uint64),
+        coded_outcomes,
+        _known(prompt),
+        _known(cached),
+        np.where(is_successful, _known(ttft_s), np.nan),
+        np.where(is_ok & (streamed == 0), _known(latency_s), np.nan),
     )
 
 

@@ -1,4 +1,4 @@
-"""Sums of readings and decisions for alert rules, for the analysis of hit-rate drops, and for canary analysis.
+"""Sums of readings and decisions for alert rules and for the analysis of hit-rate drops.
 
 Where a task group is named, routers' figures are of that group alone; engines do not know groups. Each function runs
 one query unless stated otherwise.
@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 from typing import Any
 
 from telemetry.causes.evidence import Bin, EngineSums, Prefix, Route, Sums
-from telemetry.metrics.histograms import Buckets
 from telemetry.metrics.windows import Window
 from telemetry.models import ScrapeState
-from telemetry.storage.sums import STEP, fetch_rows, merged_layouts, window_parameters
+from telemetry.storage.sums import STEP, fetch_rows, window_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,90 +177,3 @@ def engine_bins(replicas: dict[int, str], start: datetime, end: datetime, step_s
 
 def _parameters(pool: str, group: str | None, start: datetime, end: datetime) -> dict[str, Any]:
     return {"pool": pool, "group": group, "start": start, "end": end}
-
-
-class LatencyKind(StrEnum):
-    """What routers measure: the TTFT of streamed responses and the latency of plain ones."""
-
-    TTFT = "ttft"
-    PLAIN_LATENCY = "plain_latency"
-
-
-@dataclass(frozen=True, slots=True)
-class RevisionSums:
-    """Increases of one router for one task group and revision over one step; weighted sums may have fractions."""
-
-    start: datetime
-    router_id: int
-    group: str
-    revision: int
-    requests: int
-    answered: float  # successful ones and failures of a replica or router, not client errors or cancellations
-    failed: float  # by a replica or the router
-    prompt_tokens: float  # of responses that reported their cached tokens
-    cached_tokens: float
-
-
-@dataclass(frozen=True, slots=True)
-class RevisionLatency:
-    """Latencies from one router for one task group over one step; ``revision``: None for all revisions together."""
-
-    start: datetime
-    router_id: int
-    group: str
-    revision: int | None
-    waits: Buckets  # seconds
-
-
-def revision_sums(policy: str, window: Window) -> list[RevisionSums]:
-    """Sums of the requests that each revision of a policy placed, ascending by step."""
-    rows = fetch_rows(
-        f"""
-        select {STEP} as start, router_id, "group", revision, sum(requests)::bigint,
-            sum(coalesce(ok_requests, 0) + coalesce(replica_error_requests, 0)
-                + coalesce(router_error_requests, 0))::bigint,
-            sum(coalesce(replica_error_requests, 0) + coalesce(router_error_requests, 0))::bigint,
-            coalesce(sum(prompt_tokens) filter (where usage_reported > 0), 0)::bigint,
-            coalesce(sum(cached_tokens) filter (where usage_reported > 0), 0)::bigint
-        from telemetry_routerreading
-        where at > %(start)s and at <= %(end)s and policy = %(policy)s and requests is not null
-        group by start, router_id, "group", revision order by start, router_id, "group", revision
-        """,  # noqa: S608 - no part of it comes from outside
-        window_parameters(window) | {"policy": policy},
-    )
-    return [RevisionSums(*row) for row in rows]
-
-
-def revision_latencies(pool: str, policy: str, window: Window, of: LatencyKind) -> list[RevisionLatency]:
-    """Histograms of a policy's requests by revision; with ``policy`` "" of all requests of the pool. Two queries."""
-    rows = fetch_rows(
-        f"""
-        select start, router_id, "group", revision, layout, array_agg(position), array_agg(n) from (
-            select {STEP} as start, router_id, "group", revision, {of}_layout_id as layout, position,
-                sum(n)::bigint as n
-            from telemetry_routerreading, unnest({of}_at, {of}_counts) as bucket(position, n)
-            where at > %(start)s and at <= %(end)s and pool = %(pool)s and policy = %(policy)s
-                and reuse = '' and {of}_layout_id is not null
-            group by 1, 2, 3, 4, 5, 6
-        ) as buckets group by 1, 2, 3, 4, 5 order by 1, 2, 3, 4
-        """,  # noqa: S608 - no part of it comes from outside
-        window_parameters(window) | {"pool": pool, "policy": policy},
-    )
-    merged = merged_layouts(((*key,), layout, dict(zip(at, counts, strict=True))) for *key, layout, at, counts in rows)
-    return [
-        RevisionLatency(start, router_id, group, revision if policy else None, histogram.buckets)
-        for (start, router_id, group, revision), histogram in merged.items()
-    ]
-
-
-def requests_by_replica(pool: str, window: Window) -> dict[str, int]:
-    """How many requests each replica of a pool received."""
-    rows = fetch_rows(
-        """
-        select replica, sum(requests)::bigint from telemetry_routerreading
-        where at > %(start)s and at <= %(end)s and pool = %(pool)s and replica <> '' and requests is not null
-        group by replica
-        """,
-        window_parameters(window) | {"pool": pool},
-    )
-    return dict(rows)

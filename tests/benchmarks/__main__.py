@@ -26,6 +26,7 @@ BENCHMARKS = {
     "decision": "tests.benchmarks.decision",  # cost of placing a request
     "event_gain": "tests.benchmarks.event_gain",  # what KV events bring 1, 2 and 4 routers
     "files": "tests.benchmarks.files",  # source files that a request, a push and a scrape pass through
+    "guard": "tests.benchmarks.guard",  # harmless canaries that are rolled back, harmful ones that are found
     "kv_events": "tests.benchmarks.kv_events",  # CPU of a router with KV events and without
     "breakdown": "tests.benchmarks.breakdown",  # cost of replaying five minutes of decisions
     "literature": "tests.benchmarks.literature",  # the tables of docs/literature.md
@@ -53,8 +54,8 @@ ON_DEMAND = {
     "soak",
     "what_if",
 }
-NEEDS_DJANGO = {"breakdown", "picker", "soak", "telemetry"}  # their modules import models
-WITH_OPTIONS = ON_DEMAND | {"alerts", "causes", "quality", "telemetry"}
+NEEDS_DJANGO = {"breakdown", "guard", "picker", "soak", "telemetry"}  # their modules import models
+WITH_OPTIONS = ON_DEMAND | {"alerts", "causes", "guard", "quality", "telemetry"}
 
 
 def main(arguments: list[str]) -> int:

@@ -4,6 +4,8 @@ back.
 
 from __future__ import annotations
 
+import math
+import random
 import re
 from datetime import timedelta
 
@@ -15,11 +17,10 @@ from controlplane.models import ConfigSnapshot, Rollout, Router
 from controlplane.services.policies.rollouts import advance_rollouts
 from controlplane.services.routers import announce, record_ack
 from telemetry.guards.measurement import analyze_rollouts
-from telemetry.storage.partitions import ensure_days
 from tests.end_to_end.looking import look
-from tests.telemetry.readings import route_reading
+from tests.telemetry.stored_decisions import decision, store
 
-WELL, SLOWLY = {50: 50, 52: 45, 54: 5}, {50: 20, 95: 80}  # TTFT by bucket
+WELL_S, SLOWLY_S = 0.1, 1.0  # median TTFT
 
 
 def acknowledge() -> None:
@@ -29,21 +30,25 @@ def acknowledge() -> None:
     advance_rollouts()
 
 
-def minutes_of_traffic(canary: int, *, active: int, hit_rate: float, ttft: dict[int, int]) -> None:
-    """Store 15 minutes of traffic of both revisions since the stage began, then run the analysis."""
-    now = timezone.now()
-    ensure_days({(now - timedelta(minutes=20)).date(), now.date()})
+def minutes_of_traffic(canary: int, *, active: int, hit_rate: float, ttft_s: float) -> None:
+    """Store 15 minutes of decisions of both revisions since the stage began, then run the analysis."""
+    now, router, rng = timezone.now(), Router.objects.get(), random.Random(canary)
     Rollout.objects.filter(finished_at=None).update(stage_converged_at=now - timedelta(minutes=16))
-    for minute in range(15):
-        at = now - timedelta(minutes=minute, seconds=1)
-        for revision, rate, waits in ((active, 0.6, WELL), (canary, hit_rate, ttft)):
-            cached = 40_000 * (rate + 0.01 * (minute % 2))
-            counters = {"requests": 200, "ok_requests": 200, "usage_reported": 200}
-            tokens = {"prompt_tokens": 40_000, "cached_tokens": cached}
-            for replica in ("gpu-1", "gpu-2"):
-                half = {name: value / 2 for name, value in (counters | tokens).items()}
-                route_reading(Router.objects.get(), at, revision=revision, replica=replica, **half)
-            route_reading(Router.objects.get(), at, revision=revision, ttft=waits)
+    rows = []
+    for number in range(6000):
+        revision, hits, median = ((active, 0.6, WELL_S), (canary, hit_rate, ttft_s))[number % 2]
+        rows.append(
+            decision(
+                router,
+                now - timedelta(seconds=15 * 60 - number * 0.15),
+                6000 * canary + number,
+                revision=revision,
+                prefix=revision * 1000 + rng.randrange(40),
+                cached_tokens=1000 * (rng.random() < hits),
+                ttft_s=rng.lognormvariate(math.log(median), 0.5),
+            )
+        )
+    store(rows)
     analyze_rollouts(timezone.now())
 
 
@@ -76,7 +81,7 @@ def test_from_the_first_pool_to_a_rollback(site, complaints):
     page.reload()
     expect(page.get_by_role("heading", name="Canary: 25 % of prefixes")).to_be_visible()
     looked_at()
-    minutes_of_traffic(2, active=1, hit_rate=0.8, ttft=WELL)
+    minutes_of_traffic(2, active=1, hit_rate=0.8, ttft_s=WELL_S)
     acknowledge()
     page.reload()
     expect(page.get_by_role("heading", name="Active on every router")).to_be_visible()
@@ -85,7 +90,7 @@ def test_from_the_first_pool_to_a_rollback(site, complaints):
 
     draft_and_try(page, "random", "whoever is free", looked_at)
     acknowledge()
-    minutes_of_traffic(3, active=2, hit_rate=0.2, ttft=SLOWLY)
+    minutes_of_traffic(3, active=2, hit_rate=0.2, ttft_s=SLOWLY_S)
     page.reload()
     expect(page.get_by_text("Rolled back automatically:")).to_be_visible()
     expect(page.locator("table").first).to_contain_text("failed")

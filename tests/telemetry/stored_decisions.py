@@ -8,7 +8,9 @@ from typing import Any
 from controlplane.models import Router
 from controlplane.services.routers import announce
 from telemetry.models import Decision
+from telemetry.scraping.decision_records import TABLE
 from telemetry.storage.partitions import ensure_days
+from telemetry.storage.store import store_rows
 
 
 def a_router(name: str = "router-1") -> Router:
@@ -37,6 +39,7 @@ def decision(router: Router, at: datetime, seq: int, **changes: Any) -> Decision
         "replica": "gpu-1",
         "reason": "hit",
         "status": 200,
+        "outcome": "ok",
         "ttft_s": 0.12,
         "prompt_tokens_estimate": 1000,
         "prompt_tokens": 1000,
@@ -53,6 +56,12 @@ def decision(router: Router, at: datetime, seq: int, **changes: Any) -> Decision
         "retries": 0,
     }
     return Decision(at=at, router=router, seq=seq, **(fields | changes))
+
+
+def store(rows: list[Decision]) -> None:
+    """Store many decisions, as collected ones are."""
+    ensure_days({row.at.date() for row in rows})
+    store_rows(TABLE, [tuple(getattr(row, column) for column in TABLE.columns) for row in rows])
 
 
 def decided_in_a_row(router: Router, until: datetime, count: int, **changes: Any) -> list[Decision]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from datetime import date, timedelta
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -176,7 +176,6 @@ def test_rollout_guards(pools, breaks, caplog, monkeypatch):
         publish(RoutingPolicy.objects.get(pool=pool, group=None))
     monkeypatch.setattr(measurement, "_rollouts_to_analyze", Rollout.objects.order_by("pk").all)
     taken = breaks(measurement, "analyze_rollout", lambda rollout, _: rollout.revision.policy.pool.name)
-    monkeypatch.setattr(measurement, "msgspec", SimpleNamespace(convert=lambda *_: SimpleNamespace(warm_up_s=60)))
     assert_isolated(PeriodicTask.ROLLOUT_GUARDS, taken, lambda: measurement.analyze_rollouts(NOW), caplog)
 
 

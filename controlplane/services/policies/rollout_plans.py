@@ -67,19 +67,6 @@ class GuardLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ]
         | None
     ) = 0.01
-    max_load_skew: (
-        Annotated[
-            float,
-            _range(
-                "ratio",
-                1,
-                1000,
-                "Requests at the pool's busiest replica divided by the mean of all, by weight; where it was higher "
-                "before the canary, that value.",
-            ),
-        ]
-        | None
-    ) = 1.5
     min_requests: Annotated[
         int,
         _range(
@@ -97,6 +84,12 @@ class GuardLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def guard_limits(limits: Any, path: str = "$.guard") -> GuardLimits:
     """Limits from JSON with defaults filled in; InvalidError names the invalid field."""
     return msgspec.convert(canonical(GuardLimits, limits, path), GuardLimits)
+
+
+def read_guard(stored: Mapping[str, Any]) -> GuardLimits:
+    """The limits that ``Rollout.guard`` stores; a limit that no longer exists is ignored."""
+    known = {name: value for name, value in stored.items() if name in GuardLimits.__struct_fields__}
+    return msgspec.convert(known, GuardLimits)
 
 
 def guard_catalogue() -> tuple[SettingInfo, ...]:

@@ -4,8 +4,9 @@ Theory of operation. Rows hold all state. ``advance_rollouts`` compares them wit
 often as it is called and in any number of processes: the second one finds the transition made.
 
 Two things put a rollout on hold: a router that rejects the configuration, until none does; and an analysis that is
-inconclusive at the end of a stage, until it is conclusive or a user decides. Only users pause: the canary keeps its
-requests, the analysis continues and may roll back, and no stage is entered.
+inconclusive at the end of a stage, or leaves a figure without a verdict at the end of the last canary stage, until it
+is conclusive or a user decides. Only users pause: the canary keeps its requests, the analysis continues and may roll
+back, and no stage is entered.
 """
 
 from __future__ import annotations
@@ -68,6 +69,9 @@ class Verdict(StrEnum):
     PASSED = "passed"
     FAILED = "failed"  # worse than allowed
     INCONCLUSIVE = "inconclusive"  # too few requests, or too close to a limit
+
+
+NO_VERDICT = "no_verdict"  # result of one figure that more time cannot judge, such as one prompt's hit rate
 
 
 # --- publishing -----------------------------------------------------------------------------------------
@@ -188,7 +192,8 @@ def apply_verdict(rollout_id: int, *, stage: int, verdict: Verdict, readings: li
     """Apply an analysis result to a stage; results for another stage or an ended rollout are ignored.
 
     A failure rolls back, also during a pause. A pass enters the next stage once the stage was observed long enough; an
-    inconclusive result puts the rollout on hold from then on.
+    inconclusive result puts the rollout on hold from then on. Figures without a verdict leave the next canary stage to
+    the others, since it may have more prompts, but no revision becomes active without a user's decision on them.
     """
     for rollout in lock_started_rollouts(pk=rollout_id, stage=stage, guard__isnull=False):
         if is_canary(rollout):
@@ -198,18 +203,27 @@ def apply_verdict(rollout_id: int, *, stage: int, verdict: Verdict, readings: li
 def _apply_verdict(rollout: Rollout, verdict: Verdict, readings: list[dict[str, Any]]) -> None:
     rollout.readings, rollout.readings_at = readings, timezone.now()
     rollout.save(update_fields=["readings", "readings_at"])
-    texts = [str(reading["detail"]) for reading in readings if reading.get("verdict") == verdict]
-    reason = " ".join(texts) or f"Analysis result: {verdict}."
+    unjudged = _details(readings, NO_VERDICT)
+    reason = _details(readings, verdict) or unjudged or f"Analysis result: {verdict}."
     if verdict is Verdict.FAILED:
         end_rollout(rollout, AUTOMATIC["roll_back"], reason=reason, evidence=readings)
         freeze_snapshot(reason=f"rollout of {rollout.revision} rolled back")
     elif verdict is Verdict.PASSED and rollout.state in {PROGRESSING, HOLDING}:
         if _is_observed(rollout) and rollout.held_by != HoldReason.REJECTION:
-            enter_next_stage(rollout, AUTOMATIC["promote"], reason="The analysis passed.", evidence=readings)
+            if not unjudged or rollout.stage + 2 < len(rollout.stages):
+                reason = f"The analysis passed. {unjudged}".rstrip()
+                enter_next_stage(rollout, AUTOMATIC["promote"], reason=reason, evidence=readings)
+            elif rollout.state == PROGRESSING:
+                reason = f"{unjudged} All else passed: promote it if that is enough, or abort."
+                hold_rollout(rollout, HoldReason.ANALYSIS, reason, readings)
         elif rollout.held_by == HoldReason.ANALYSIS:
             change_state(rollout, AUTOMATIC["resume"], reason="The analysis is conclusive again.", evidence=readings)
     elif verdict is Verdict.INCONCLUSIVE and rollout.state == PROGRESSING and _is_observed(rollout):
         hold_rollout(rollout, HoldReason.ANALYSIS, reason, readings)
+
+
+def _details(readings: list[dict[str, Any]], verdict: str) -> str:
+    return " ".join(str(reading["detail"]) for reading in readings if reading.get("verdict") == verdict)
 
 
 # --- acknowledgements and the clock ---------------------------------------------------------------------

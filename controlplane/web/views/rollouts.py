@@ -206,7 +206,9 @@ def _waiting_for(rollout: Rollout, routers: list[RouterProgress]) -> str:
         return f"Waiting for {behind} of {len(present)} routers to acknowledge." if behind else ""
     due_at = rollout.stage_ends_at
     if due_at is not None and timezone.now() >= due_at and rollout.guard is not None:
-        return "The step has ended; the rollout continues when the analysis is conclusive."
+        return (
+            "The step has ended; the rollout continues when the analysis is conclusive, or when somebody promotes it."
+        )
     return ""
 
 
@@ -221,19 +223,18 @@ def _no_readings(rollout: Rollout) -> str:
 
 def _limit(rollout: Rollout, info: SettingInfo) -> dict[str, str]:
     value = (rollout.guard or {}).get(info.field)
-    text = "no limit" if value is None else _with_unit(info.field, info.unit, value)
+    text = "no limit" if value is None else _with_unit(info.unit, value)
     return {"label": setting_label(info), "text": text}
 
 
 def _reading(reading: dict[str, Any]) -> dict[str, Any]:
-    name, unit = reading["name"], reading["unit"]
-    values = {side: _with_unit(name, unit, reading[side]) for side in ("baseline", "canary", "limit")}
-    return {**reading, **values, "name": name.removesuffix("_s")}
+    values = {side: _with_unit(reading["unit"], reading[side]) for side in ("baseline", "canary", "limit")}
+    return {**reading, **values, "name": reading["name"].removesuffix("_s")}
 
 
-def _with_unit(name: str, unit: str, value: float | None) -> str:
+def _with_unit(unit: str, value: float | None) -> str:
     if unit == "seconds":
         return seconds(value)
-    if value is None or unit != "ratio" or "skew" in name:
+    if value is None or unit != "ratio":
         return setting(round(value, 2) if isinstance(value, float) else value)
     return percent(value)

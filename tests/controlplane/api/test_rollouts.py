@@ -53,10 +53,10 @@ def test_a_plan_becomes_stages_with_the_guard_on(api, policy):
 def test_stages_and_guard_limits_can_be_set(api, policy):
     start_routers("router-1")
     stages = [{"share": 0.5, "routers": ["router-1"], "observe_s": 30}]
-    shown = publish(api, policy, stages=stages, guard={"max_load_skew": None}).json()
+    shown = publish(api, policy, stages=stages, guard={"max_error_ratio": None}).json()
     assert shown["plan"] == "stages"
     assert shown["stages"][0] == {"share": 0.5, "routers": ["router-1"], "groups": None, "observe_s": 30}
-    assert shown["guard"]["max_load_skew"] is None
+    assert shown["guard"]["max_error_ratio"] is None
     assert publish(api, policy, stages=stages, guard=None).json()["guard"] is None
 
 

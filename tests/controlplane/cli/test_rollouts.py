@@ -69,10 +69,10 @@ def test_watching_ends_at_the_deadline(warmpath, router):
 def test_stages_and_guard_limits_are_options(warmpath, draft, tmp_path):
     (tmp_path / "stages.yaml").write_text("- {share: 0.1, observe_s: 60}\n")
     stages = ("--stages", str(tmp_path / "stages.yaml"))
-    limits = ("--guard", "max_hit_rate_drop=0.1", "--guard", "max_load_skew=null")
+    limits = ("--guard", "max_hit_rate_drop=0.1", "--guard", "max_error_ratio=null")
     result = warmpath("--json", "publish", "default", "--reason", "x", *stages, *limits, "--no-wait").json
     assert [stage["share"] for stage in result["stages"]] == [0.1, 1.0]
-    assert (result["guard"]["max_hit_rate_drop"], result["guard"]["max_load_skew"]) == (0.1, None)
+    assert (result["guard"]["max_hit_rate_drop"], result["guard"]["max_error_ratio"]) == (0.1, None)
 
     assert warmpath("publish", "default", "--reason", "x", "--no-guard", "--guard", "min_requests=1").status == 2
     (tmp_path / "stages.yaml").write_text("share: 1\n")

@@ -82,9 +82,9 @@ def test_stages_mix_shares_groups_and_routers(fleet, policy):
         {"share": 0.5},
         {"share": 1.0},
     ]
-    plan = make_plan(policy, stages=stages, guard={"max_load_skew": None, "min_requests": 50})
+    plan = make_plan(policy, stages=stages, guard={"max_error_ratio": None, "min_requests": 50})
     assert len(plan.stages) == 4
-    assert (plan.guard.max_load_skew, plan.guard.min_requests, plan.guard.warm_up_s) == (None, 50, 120)
+    assert (plan.guard.max_error_ratio, plan.guard.min_requests, plan.guard.warm_up_s) == (None, 50, 120)
 
 
 @pytest.mark.parametrize(

@@ -81,11 +81,11 @@ def test_publishing_by_share_leads_to_its_rollout(visitor, policy):
         "guarded": "on",
         "guard-min_requests": "50",
     }
-    answer = publish(visitor, policy, **fields, **{"guard-max_load_skew": "none"})
+    answer = publish(visitor, policy, **fields, **{"guard-max_error_ratio": "none"})
     rollout = Rollout.objects.get()
     assert answer.redirect_chain[-1][0] == f"/rollouts/{rollout.pk}/"
     assert [(stage["share"], stage["observe_s"]) for stage in rollout.stages] == [(0.01, 150), (0.1, 150), (1.0, 0)]
-    assert (rollout.guard["min_requests"], rollout.guard["max_load_skew"]) == (50, None)
+    assert (rollout.guard["min_requests"], rollout.guard["max_error_ratio"]) == (50, None)
     assert rollout.guard["max_hit_rate_drop"] == 0.05
     assert "runs as a canary" in answer.text
 

@@ -1,28 +1,14 @@
-"""Draws the bins of a canary and a baseline at random: requests, cached tokens and latencies per minute."""
+"""Draws the requests of a canary and a baseline at random, minute by minute."""
 
 from __future__ import annotations
 
-import bisect
-import math
-import random
-from collections import Counter
-from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import Any
 
-from telemetry.guards.analysis import Bin
-from telemetry.metrics.histograms import ROUTER_EDGES, Buckets
+import numpy as np
 
-T0 = datetime(2026, 3, 2, 10, tzinfo=UTC)
+from telemetry.guards.analysis import Measured, Requests, Side
 
-
-class Truth(NamedTuple):
-    requests: int
-    hit_rate: float
-    ttft_s: float
-    error_ratio: float
-    unrest: float
-    streamed_ratio: float
-    plain_s: float
+PROMPTS = 100  # of a side
 
 
 def minutes(
@@ -33,31 +19,44 @@ def minutes(
     hit_rate: float = 0.6,
     ttft_s: float = 0.3,
     error_ratio: float = 0.0,
-    unrest: float = 0.3,
+    unrest: float = 0.05,
     streamed_ratio: float = 1.0,
     plain_s: float = 4.0,
-) -> list[Bin]:
-    """``count`` bins; ``unrest`` is how much the traffic's mix changes from minute to minute (0: not at all)."""
-    rng = random.Random(seed)
-    truth = Truth(requests, hit_rate, ttft_s, error_ratio, unrest, streamed_ratio, plain_s)
-    return [_minute(rng, T0 + timedelta(minutes=number), truth) for number in range(count)]
+    prompts: int = PROMPTS,
+    first_prompt: int = 0,
+) -> Requests:
+    """``count`` minutes; ``unrest`` is how far the hit rate changes from minute to minute."""
+    rng = np.random.default_rng(seed)
+    bins = np.repeat(np.arange(count), rng.poisson(requests, count))
+    size = len(bins)
+    warm = hit_rate + rng.normal(0, unrest, count)[bins] if count else np.zeros(0)
+    tokens = np.rint(rng.lognormal(7.0, 0.8, size))
+    drawn = rng.lognormal(0, 0.6, size)
+    is_streamed = rng.random(size) < streamed_ratio
+    return Requests(
+        bins,
+        first_prompt + rng.integers(0, prompts, size),
+        np.ones(size),
+        (rng.random(size) < error_ratio) * 1.0,
+        tokens,
+        tokens * (rng.random(size) < warm),
+        np.where(is_streamed, ttft_s * drawn, np.nan),
+        np.where(is_streamed, np.nan, plain_s * drawn),
+    )
 
 
-def _minute(rng: random.Random, start: datetime, truth: Truth) -> Bin:
-    warm = min(max(rng.gauss(truth.hit_rate, truth.unrest * truth.hit_rate * (1 - truth.hit_rate)), 0.0), 1.0)
-    count = max(round(rng.gauss(truth.requests, math.sqrt(truth.requests))), 1)
-    prompt = cached = failed = 0
-    waits: Counter[int] = Counter()
-    plain: Counter[int] = Counter()
-    for _ in range(count):
-        tokens = round(rng.lognormvariate(7.0, 0.8))
-        prompt += tokens
-        cached += tokens if rng.random() < warm else 0
-        failed += rng.random() < truth.error_ratio
-        drawn = rng.lognormvariate(0, 0.6)
-        if truth.streamed_ratio == 1 or rng.random() < truth.streamed_ratio:
-            waits[bisect.bisect_left(ROUTER_EDGES, truth.ttft_s * drawn)] += 1
-        else:
-            plain[bisect.bisect_left(ROUTER_EDGES, truth.plain_s * drawn)] += 1
-    timed = (Buckets(ROUTER_EDGES, dict(counts)) if counts else None for counts in (waits, plain))
-    return Bin(start, count, count, failed, prompt, cached, *timed)
+def nothing() -> Requests:
+    return minutes(0, 0)
+
+
+def two_sides(seed: int, count: int, *, canary: Any = None, baseline: Any = None, past: bool = False) -> Measured:
+    """A canary and a baseline, whose prompts are others; with ``past``, after an hour without the canary's effect."""
+    ours, theirs = {"first_prompt": PROMPTS, **(canary or {})}, baseline or {}
+    usual = {name: value for name, value in theirs.items() if name in {"requests", "unrest"}}
+    canary_past, baseline_past = (
+        minutes(seed + offset, 60 if past else 0, **usual, first_prompt=first)
+        for offset, first in ((20_000, PROMPTS), (30_000, 0))
+    )
+    return Measured(
+        Side(minutes(seed, count, **ours), canary_past), Side(minutes(seed + 10_000, count, **theirs), baseline_past)
+    )

@@ -12,7 +12,6 @@ from telemetry.metrics.windows import Window
 from telemetry.models import BucketLayout, Reading, RollupState
 from telemetry.storage.partitions import drop_before, ensure_days, maintain, partitions_of
 from telemetry.storage.rollup import roll_up
-from telemetry.storage.rule_sums import LatencyKind, revision_latencies
 from telemetry.storage.store import layout_ids
 from telemetry.storage.sums import engine_sums, engine_ttft, router_ttft
 from tests.telemetry.conftest import T0
@@ -83,16 +82,12 @@ def test_a_reading_with_new_edges_may_arrive_while_an_engine_s_histograms_are_qu
     assert [(merged.buckets.edges, merged.buckets.counts) for merged in found.values()] == [((0.25, 7.0), {1: 3})]
 
 
-@pytest.mark.parametrize("by", [None, "group", "replica", "revision"])
+@pytest.mark.parametrize("by", [None, "group", "replica"])
 def test_the_first_reading_may_arrive_while_routers_histograms_are_queried(pool, by):
-    router, revision = a_router(), 7 if by == "revision" else None
-    with stored_meanwhile(lambda: route_reading(router, AT, group="coding", ttft={4: 2}, revision=revision)):
-        if by == "revision":
-            (row,) = revision_latencies("chat", "chat", WINDOW, LatencyKind.TTFT)
-            found = [(row.revision, row.waits.counts)]
-        else:
-            found = [(revision, merged.buckets.counts) for merged in router_ttft(None, WINDOW, by=by).values()]
-    assert found == [(revision, {4: 2})]
+    router = a_router()
+    with stored_meanwhile(lambda: route_reading(router, AT, group="coding", ttft={4: 2})):
+        found = [merged.buckets.counts for merged in router_ttft(None, WINDOW, by=by).values()]
+    assert found == [{4: 2}]
 
 
 NOON = datetime(2031, 3, 4, 12, tzinfo=UTC)

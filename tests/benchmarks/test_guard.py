@@ -1,0 +1,44 @@
+"""A small part of the guard benchmark: fails when harmless canaries are rolled back or harmful ones are missed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.benchmarks.guard import HARMFUL, HARMLESS, HARMS, MAX_FALSE, MIN_FOUND, Scenario, harmful_runs, harmless_runs
+
+TEST_SEED = 3001
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        Scenario(share=0.05, prompts=2000, groups=4, session=5),
+        Scenario(share=0.25, prompts=200, groups=1),
+        Scenario(share=0.5, prompts=200, groups=4, session=20, drift=0.05),
+        Scenario("group", prompts=200, groups=4, session=20),
+        Scenario("router", prompts=30, groups=4, session=5),
+    ],
+    ids=str,
+)
+def test_a_harmless_canary_is_not_rolled_back_within_an_hour(scenario: Scenario) -> None:
+    assert harmless_runs(scenario, runs=12, first_seed=TEST_SEED).failed <= 12 * MAX_FALSE
+
+
+@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.name)
+@pytest.mark.parametrize("share", [0.25, 0.5])
+def test_a_harmful_canary_is_found_within_15_minutes(share: float, harm: object) -> None:
+    scenario = Scenario(share=share, prompts=2000, groups=4)
+    assert harmful_runs(scenario, harm, runs=10, first_seed=TEST_SEED).failed >= 10 * MIN_FOUND
+
+
+def test_with_few_prompts_there_is_no_verdict_by_hit_rate_and_ttft() -> None:
+    few = Scenario(share=0.05, prompts=30, groups=1)
+    for harm in HARMS[:2]:
+        found = harmful_runs(few, harm, runs=10, first_seed=TEST_SEED)
+        assert found.failed == 0
+        assert found.unjudged > 0
+
+
+def test_the_benchmark_has_every_combination() -> None:
+    assert len(set(HARMLESS)) == 3 * 3 * 2 * 3 + 2 * 3 * 3
+    assert len(set(HARMFUL)) == 3 * 3 * 2 + 2 * 3
