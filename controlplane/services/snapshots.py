@@ -99,7 +99,8 @@ def newest_snapshot() -> ConfigSnapshot | None:
 
 def snapshot_document(snapshot: ConfigSnapshot) -> bytes:
     """The bytes that routers receive, including secrets; DecryptionError if their key is no longer configured."""
-    return zlib.decompress(decrypt(snapshot.encrypted))
+    document = decrypt(snapshot.encrypted)
+    return document if document.startswith(b"{") else zlib.decompress(document)  # older ones are not compressed
 
 
 def fleet_secret() -> str:
