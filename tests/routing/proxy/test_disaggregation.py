@@ -118,7 +118,8 @@ async def test_other_requests_go_to_a_decode_replica_at_once(name: str, two: lis
 
     assert (response.status, response.replica) == (200, "replica-1")
     assert "x-warmpath-prefill-replica" not in response.headers
-    assert (two[0].calls, two[1].calls[0].body) == ([], body)
+    assert two[0].calls == []
+    assert two[1].calls[0].body.startswith(body[:-1])  # the router adds the id of a stored response
     assert found == {("", "skipped", cause): 1}
     assert (record["outcome"], record["replica"], record["cause"]) == ("skipped", None, cause)
     assert (explanation["prefill"]["replica"], explanation["prefill"]["skipped"]) == (None, cause)

@@ -67,7 +67,8 @@ async def pour(client: RawClient, head: bytes, piece: bytes, size: int) -> bytes
 async def test_a_hundred_mebibytes_cost_at_most_sixteen(
     head: bytes, piece: bytes, replica: FakeReplica, tmp_path: Path
 ) -> None:
-    async with started(replica, tmp_path, Limits()) as router, connect(router.port) as client:
+    limits = Limits(max_body_bytes=8 * MIB)
+    async with started(replica, tmp_path, limits) as router, connect(router.port) as client:
         async with connect(router.port) as other_client:
             await other_client.send(post(CHAT))
             assert (await other_client.read_response()).status == 200
