@@ -4,7 +4,8 @@ Theory of operation. No state is kept between runs: each run looks at the alerts
 firing alert is due once it fired ``ALERT_GROUP_WAIT_S`` ago and is not suppressed; all other alerts of its pool
 without a notification go into the same message. It is due again every ``repeat_s`` of its rule until it resolves,
 unless it is suppressed or acknowledged, and earlier if its most likely cause is one that no message named. Every
-channel that was notified of an alert is notified of its resolution, suppressed or not. A notification is claimed by a
+channel that was notified of an alert is notified of its resolution, suppressed or not. A channel that is added or
+enabled gets what was notified before and still fires. A notification is claimed by a
 conditional update of the alert in the transaction that writes the messages: of several evaluators one sends it, and an
 evaluator that dies in between sends nothing or everything.
 
@@ -34,7 +35,7 @@ from telemetry.alerts.message import alert_payload
 from telemetry.alerts.pipeline import record_transition
 from telemetry.alerts.verdict import ENDED, Result, Verdict
 from telemetry.causes.evidence import cause_key
-from telemetry.channels.enqueue import enqueue
+from telemetry.channels.enqueue import channels_to_catch_up, enqueue, enqueue_missed
 from telemetry.channels.message_text import MAX_CAUSES
 from telemetry.matchers import Matcher, match_all, parse_stored
 from telemetry.models import (
@@ -144,7 +145,7 @@ def _drop_includes(source: Alert, alert: Alert) -> bool:
 def notify_due(now: datetime, verdicts: Mapping[int, Verdict] | None = None) -> int:
     """Send all notifications that are due; the number of alerts notified. ``verdicts`` are this evaluation's, by alert.
 
-    Three queries if nothing is due.
+    Four queries if nothing is due.
     """
     firing = list(_alerts().filter(state=AlertState.FIRING).order_by("pk"))
     with isolated_items(PeriodicTask.NOTIFICATIONS, is_complete=True) as item:
@@ -154,6 +155,9 @@ def notify_due(now: datetime, verdicts: Mapping[int, Verdict] | None = None) -> 
         due_pools = {alert.pool_id for alert in new if _has_waited(alert, now)}
         due = [alert for alert in new if alert.pool_id in due_pools]
         repeated = [alert for alert in not_suppressed if _is_repeat_due(alert, now) or _has_new_cause(alert, now)]
+        if channels_to_catch_up().exists():
+            with item("channels that were added"):
+                _notify_added_channels([alert for alert in not_suppressed if alert.notification_count], now)
         return (
             _notify(due, NotificationKind.FIRING, _claim_notification(now), now, item)
             + _notify(repeated, NotificationKind.REPEATED, _claim_notification(now), now, item)
@@ -260,6 +264,14 @@ def _notify_group(alerts: list[Alert], kind: NotificationKind, claim: Claim, now
         for alert in claimed:
             _store_notified_causes(alert)
     return len(claimed)
+
+
+@transaction.atomic
+def _notify_added_channels(notified: list[Alert], now: datetime) -> None:
+    """Send channels that were added or enabled the alerts that other channels were notified of before."""
+    payloads = {alert.pk: alert_payload(alert, NotificationKind.FIRING, now) for alert in notified}
+    # Another sequence than that of a first message to the same channel, which may have failed.
+    enqueue_missed(payloads, now, sequences={alert.pk: alert.notification_count for alert in notified})
 
 
 def _note(alert: Alert, kind: NotificationKind, other_count: int, now: datetime) -> str:

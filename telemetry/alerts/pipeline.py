@@ -40,7 +40,6 @@ from telemetry.models.alert import OPEN_STATES
 
 MAX_SUBJECTS = 100  # open alerts of one rule; the kind no_data reports a fleet that is down as a whole
 MIX_EVENT_EVERY = timedelta(minutes=30)  # at most one event of a pool, for all its rules
-SECOND_DROP = "the hit rate recovered and fell again: a new alert has the second drop"
 JUST_BEFORE = timedelta(microseconds=1)  # a reading that is due at a time is not in a window that ends before it
 
 
@@ -177,48 +176,55 @@ def _update_alerts(evaluation: Evaluation, verdicts: Verdicts, now: datetime) ->
             continue
         state = alert and OpenAlert(alert.state == AlertState.FIRING, alert.started_at, alert.last_breach_at)
         action = next_action(evaluation.settings.timing, verdict.result, state or None, now)
-        if action is Action.EXTEND and alert is not None and _is_second_fall(alert, verdict):
-            further = verdict.figures["worsened"]
-            reason = "the hit rate fell further: a new alert has both falls" if further else SECOND_DROP
-            resolve(alert, now, reason=reason)
-            alert, action = None, Action.OPEN_FIRING
-        updated = alert if action is Action.NONE else apply(action, evaluation, subject, verdict, alert=alert, now=now)
+        episode = 1
+        if action is Action.EXTEND and alert is not None and (next_episode := _next_episode(alert, verdict)):
+            resolve(alert, now, reason=f"the hit rate {_what_happened(verdict)}")
+            alert, action, episode = None, Action.OPEN_FIRING, next_episode
+        if action is Action.NONE:
+            updated = alert
+        else:
+            updated = apply(action, evaluation, subject, verdict, alert=alert, now=now, episode=episode)
         if updated is not None:
             open_verdicts[updated.pk] = verdict
             available -= alert is None
     return open_verdicts
 
 
-def _is_second_fall(alert: Alert, verdict: Verdict) -> bool:
-    """Whether the rate fell a second time after the alert fired. The second fall may have other causes.
+def _next_episode(alert: Alert, verdict: Verdict) -> int | None:
+    """The episode of a new alert for a second fall, which may have other causes; None: the alert goes on.
 
-    It fell further, or it fell again within ``keep_firing_s`` of a recovery. A rate that goes up and down for longer
-    stays one alert, the second one.
+    The rate fell further, or it fell again within ``keep_firing_s`` of a recovery. A rate that goes up and down for
+    longer stays one alert, that of episode 2.
     """
     fired_about, onset = alert.detail.get("onset"), verdict.figures.get("onset")
     comparable_since = verdict.figures.get("comparable_since")
     if alert.state != AlertState.FIRING or not (fired_about and onset and comparable_since) or onset <= fired_about:
-        return False
+        return None
     if verdict.figures["worsened"]:
-        return True
-    is_new_drop = comparable_since > fired_about
-    return bool(is_new_drop and not _follows_second_drop(alert))
+        return alert.episode
+    return 2 if comparable_since > fired_about and alert.episode == 1 else None
 
 
-def _follows_second_drop(alert: Alert) -> bool:
-    """Whether an alert of the rule was resolved by a second drop when this one opened. One query."""
-    before = Alert.objects.filter(rule=alert.rule_id, pool=alert.pool_id, subject=alert.subject)
-    resolved = before.filter(resolved_at=alert.started_at, history__note__endswith=SECOND_DROP)
-    return resolved.exists()
+def _what_happened(verdict: Verdict) -> str:
+    if verdict.figures["worsened"]:
+        return "fell further: a new alert has both falls"
+    return "recovered and fell again: a new alert has the second drop"
 
 
 @transaction.atomic
 def apply(
-    action: Action, evaluation: Evaluation, subject: str, verdict: Verdict, *, alert: Alert | None, now: datetime
+    action: Action,
+    evaluation: Evaluation,
+    subject: str,
+    verdict: Verdict,
+    *,
+    alert: Alert | None,
+    now: datetime,
+    episode: int = 1,
 ) -> Alert | None:
-    """Store an action; the alert that is open afterwards."""
+    """Store an action; the alert that is open afterwards. ``episode`` is that of a new alert."""
     if action in {Action.OPEN, Action.OPEN_FIRING}:
-        alert = _open_alert(evaluation, subject, verdict, now)
+        alert = _open_alert(evaluation, subject, verdict, now, episode)
     if alert is None:
         return None
     if action in {Action.FIRE, Action.OPEN_FIRING}:
@@ -234,7 +240,7 @@ def apply(
     return alert
 
 
-def _open_alert(evaluation: Evaluation, subject: str, verdict: Verdict, now: datetime) -> Alert | None:
+def _open_alert(evaluation: Evaluation, subject: str, verdict: Verdict, now: datetime, episode: int) -> Alert | None:
     """A new pending alert; None if there is one already, or if the rule was disabled since it was loaded.
 
     The lock on the rule orders this with ``update_rule``, which resolves the alerts of a rule that it disables.
@@ -250,6 +256,7 @@ def _open_alert(evaluation: Evaluation, subject: str, verdict: Verdict, now: dat
                 subject=subject,
                 severity=rule.severity,
                 labels=alert_labels(rule, subject),
+                episode=episode,
                 started_at=now,
                 last_breach_at=now,
                 summary=_summary(evaluation, subject, verdict),

@@ -7,13 +7,13 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
 from django.db import connection
-from django.db.models import Q
+from django.db.models import QuerySet
 
 from controlplane.celery import wake
 from telemetry.matchers import match_all, parse_stored
@@ -72,22 +72,60 @@ def enqueue(
 ) -> None:
     """Notify every enabled channel that matches some alerts: alert id -> the payload of this alert alone.
 
-    A resolution goes to every channel that was notified of the alert, whatever the channel matches now. If the channel
-    is disabled, the message waits, so that a receiver that returns does not show a resolved alert as firing. Several
-    alerts become one message, up to ``MAX_ALERTS``. ``sequences`` counts each alert's messages of this kind (0 without
-    repetition): the same alert, kind and count is one message. Three queries, four for a resolution.
+    A resolution goes to the channels that were notified of the alert, whatever they match now, and to no other. If the
+    channel is disabled, the message waits, so that a receiver that returns does not show a resolved alert as firing.
+    Several alerts become one message, up to ``MAX_ALERTS``. ``sequences`` counts each alert's messages of this kind (0
+    without repetition): the same alert, kind and count is one message. Three queries, four for a resolution.
     """
-    notified = _notified(payloads) if kind is NotificationKind.RESOLVED else frozenset()
-    channels = list(Channel.objects.filter(Q(enabled=True) | Q(pk__in={channel for channel, _ in notified})))
-    existing = lock_channels([channel.pk for channel in channels])
+    if kind is NotificationKind.RESOLVED:
+        notified = _notified(payloads)
+        chosen = Channel.objects.filter(pk__in={channel for channel, _ in notified})
+        _write(chosen, lambda channel, alert, _: (channel.pk, alert) in notified, payloads, kind, now, sequences)
+    else:
+        _write(Channel.objects.filter(enabled=True), _matches, payloads, kind, now, sequences)
+
+
+def channels_to_catch_up() -> QuerySet[Channel]:
+    return Channel.objects.filter(enabled=True, catches_up=True)
+
+
+def enqueue_missed(payloads: Mapping[int, Payload], now: datetime, *, sequences: Mapping[int, int]) -> None:
+    """Notify channels that were added, enabled or changed of the alerts that fire already, each alert once."""
+    notified = _notified(payloads)
+    channels = channels_to_catch_up()
+
+    def is_missed(channel: Channel, alert: int, payload: Payload) -> bool:
+        return (channel.pk, alert) not in notified and _matches(channel, alert, payload)
+
+    written = _write(channels, is_missed, payloads, NotificationKind.FIRING, now, sequences)
+    Channel.objects.filter(pk__in=written).update(catches_up=False)
+
+
+def _matches(channel: Channel, _: int, payload: Payload) -> bool:
+    return match_all(parse_stored(channel.matchers), payload["data"].get("labels") or {})
+
+
+def _write(
+    channels: QuerySet[Channel],
+    is_for: Callable[[Channel, int, Payload], bool],
+    payloads: Mapping[int, Payload],
+    kind: NotificationKind,
+    now: datetime,
+    sequences: Mapping[int, int],
+) -> list[int]:
+    """Write the messages of each channel with the alerts that are for it; the ids of the channels."""
+    chosen = list(channels)
+    existing = lock_channels([channel.pk for channel in chosen])
     rows = [
         row
-        for channel in channels
+        for channel in chosen
         if channel.pk in existing
-        for row in _rows(channel, _matching(channel, payloads, notified), kind, sequences, now)
+        for row in _rows(channel, [pair for pair in payloads.items() if is_for(channel, *pair)], kind, sequences, now)
     ]
     Notification.objects.bulk_create(rows, ignore_conflicts=True)
-    wake(DELIVER)
+    if rows:
+        wake(DELIVER)
+    return [channel.pk for channel in chosen]
 
 
 def _notified(alerts: Mapping[int, Payload]) -> frozenset[tuple[int, int]]:
@@ -98,18 +136,6 @@ def _notified(alerts: Mapping[int, Payload]) -> frozenset[tuple[int, int]]:
         messages = messages.filter(created_at__gte=datetime.fromisoformat(min(started)) - CLOCK_DIFFERENCE)
     rows = messages.order_by().values_list("channel", "alert_ids").distinct()
     return frozenset((channel, alert) for channel, alert_ids in rows for alert in alert_ids if alert in alerts)
-
-
-def _matching(
-    channel: Channel, payloads: Mapping[int, Payload], notified: frozenset[tuple[int, int]]
-) -> list[tuple[int, Payload]]:
-    matchers = parse_stored(channel.matchers)
-    return [
-        (alert, payload)
-        for alert, payload in payloads.items()
-        if (channel.pk, alert) in notified
-        or (channel.enabled and match_all(matchers, payload["data"].get("labels") or {}))
-    ]
 
 
 def _rows(

@@ -87,6 +87,8 @@ class Alert(models.Model):
     state = models.CharField(max_length=8, choices=AlertState, default=AlertState.PENDING)
     severity = models.CharField(max_length=8, choices=Severity, default=Severity.WARNING, db_default=Severity.WARNING)
     labels = models.JSONField(default=dict, db_default=EMPTY_OBJECT)  # silences match these: telemetry.alerts.message
+    # 1; 2: it follows an alert that was resolved because the hit rate recovered and fell again at once
+    episode = models.PositiveSmallIntegerField(default=1, db_default=1)
     started_at = models.DateTimeField()  # the first evaluation with a breach
     last_breach_at = models.DateTimeField()  # the last evaluation with a breach
     fired_at = models.DateTimeField(null=True)

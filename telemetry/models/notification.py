@@ -26,6 +26,8 @@ class Channel(models.Model):
     matchers = models.JSONField(default=list, db_default=[])  # telemetry.matchers; []: every alert
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")  # who created it
     enabled = models.BooleanField(default=True)
+    # Whether it is to get the alerts that fire already: it was added or enabled, or matches others now.
+    catches_up = models.BooleanField(default=True, db_default=False, editable=False)
     disabled_reason = models.CharField(max_length=200, blank=True)  # why it was disabled, such as a receiver's 410
     delivered_at = models.DateTimeField(null=True, editable=False)  # of the last success
     failed_at = models.DateTimeField(null=True, editable=False)  # of the last failure

@@ -82,7 +82,7 @@ def update_channel(
         channel.encrypted = _encrypt_config(_merged_config(channel, config))
         _restart_schedule(channel)  # the change may have repaired it
     if matchers is not None:
-        channel.matchers = _checked_matchers(matchers)
+        channel.matchers, channel.catches_up = _checked_matchers(matchers), True
     if enabled is not None:
         _set_enabled(channel, enabled=enabled)
     channel = _save(channel)
@@ -101,6 +101,7 @@ def _restart_schedule(channel: Channel) -> None:
 def _set_enabled(channel: Channel, *, enabled: bool) -> None:
     """Enable or disable. Messages that waited for an enabled channel start their retry schedule anew."""
     if enabled and not channel.enabled:
+        channel.catches_up = True
         _restart_schedule(channel)
     channel.enabled = enabled
     channel.disabled_reason = "" if enabled else channel.disabled_reason

@@ -24,7 +24,7 @@ import logging
 import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -398,7 +398,10 @@ def _retry_or_fail(claim: Claim, claimed: QuerySet[Notification], error: Deliver
 
 
 def resend_firing(now: datetime) -> int:
-    """Resend firing alerts to receivers that forget them; the number of channels. Not in the delivery log."""
+    """Resend firing alerts to receivers that forget them; the number of channels. Not in the delivery log.
+
+    An alert whose resolution may have been delivered while its resend was under way is resolved there again.
+    """
     firing = set(Alert.objects.filter(state=AlertState.FIRING).values_list("pk", flat=True))
     kinds = [kind.name for kind in KINDS.values() if kind.resend is not None]
     channels = Channel.objects.filter(enabled=True, kind__in=kinds) if firing else ()
@@ -413,7 +416,23 @@ def resend_firing(now: datetime) -> int:
             for channel, result in results:
                 with item(channel.name):
                     _record_health(channel, result.result(), now)
+            for channel, ended in _ended_meanwhile(batches):
+                threads.submit(_resend, channel, ended, now)
     return len(batches)
+
+
+def _ended_meanwhile(
+    batches: list[tuple[Channel, list[Mapping[str, Any]]]],
+) -> Iterator[tuple[Channel, list[Mapping[str, Any]]]]:
+    """The resolutions of resent alerts of whose labels none fires any more, by channel. One query."""
+    firing = dict(Alert.objects.filter(state=AlertState.FIRING).values_list("pk", "labels")) if batches else {}
+    resolved = {"state": "resolved", "resolved_at": timezone.now().isoformat()}
+    for channel, alerts in batches:
+        ended = [alert for alert in alerts if alert["alert"] not in firing]
+        gone: list[Mapping[str, Any]]
+        gone = [{**alert, **resolved} for alert in ended if alert.get("labels") not in firing.values()]
+        if gone:
+            yield channel, gone
 
 
 def _delivered_alerts(channel: Channel, firing: set[int]) -> list[Mapping[str, Any]]:

@@ -23,7 +23,7 @@ from telemetry.models import Alert, AlertRule, Notification
 from telemetry.services.alerts.alerts import acknowledge, unacknowledge
 from telemetry.services.alerts.rules import create_rule, update_rule
 from telemetry.services.alerts.silences import create_silence, end_silence, matching_alerts
-from telemetry.services.notifications.channels import create_channel
+from telemetry.services.notifications.channels import create_channel, update_channel
 from tests.telemetry.conftest import T0
 
 pytestmark = pytest.mark.django_db
@@ -389,3 +389,49 @@ def test_concurrent_evaluators_notify_each_transition_once():
         per_kind[kind] = per_kind.get(kind, 0) + count
     assert per_kind == {"firing": 2, "repeated": 2, "resolved": 2}
     assert transitions(alerts[0]).count("notified") == 1
+
+
+def kinds_of(channel):
+    rows = Notification.objects.filter(channel=channel).order_by("number")
+    return [(row.kind, len(row.alert_ids)) for row in rows]
+
+
+def test_a_channel_that_is_added_while_alerts_fire_gets_these_once_and_their_end(pool, channel):
+    first, second = firing(pool), firing(pool, "load_skew")
+    notify_due(at(10))
+    later = create_channel("later", config={"url": "https://hooks.example/y"})
+    narrow = create_channel("narrow", config={"url": "https://hooks.example/z"}, matchers=["kind=load_skew"])
+    for second_at in (15, 20, 25):
+        notify_due(at(second_at))
+    assert (kinds_of(later), kinds_of(narrow), kinds_of(channel)) == ([("firing", 2)], [("firing", 1)], [("firing", 2)])
+
+    resolve(fresh(first), at(30))
+    notify_due(at(30))
+    assert kinds_of(later)[1:] == [("resolved", 1)]
+    assert kinds_of(narrow) == [("firing", 1)]
+    update_channel(narrow, matchers=[])
+    resolve(fresh(second), at(35))
+    notify_due(at(35))
+    assert kinds_of(narrow)[1:] == [("resolved", 1)]
+
+
+def test_a_channel_that_heard_nothing_of_an_alert_hears_nothing_of_its_end(pool, channel):
+    alert = firing(pool)
+    notify_due(at(10))
+    resolve(fresh(alert), at(12))
+    later = create_channel("later", config={"url": "https://hooks.example/y"})
+    notify_due(at(15))
+    assert (kinds_of(later), kinds_of(channel)) == ([], [("firing", 1), ("resolved", 1)])
+
+
+def test_a_channel_that_is_enabled_or_matches_more_gets_what_fires(pool, channel):
+    update_channel(channel, enabled=False)
+    other = create_channel("other", config={"url": "https://hooks.example/y"}, matchers=["pool=none"])
+    firing(pool)
+    notify_due(at(10))
+    assert sent() == []
+    update_channel(channel, enabled=True)
+    update_channel(other, matchers=["pool=chat"])
+    notify_due(at(15))
+    notify_due(at(20))
+    assert (kinds_of(channel), kinds_of(other)) == ([("firing", 1)], [("firing", 1)])

@@ -1,10 +1,13 @@
 """Heartbeats, withheld while telemetry is late, and firing alerts resent to receivers that expire them."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from django.db import connection
 
 from controlplane.errors import InvalidError
+from telemetry.channels import KINDS
 from telemetry.models import Alert, AlertRule, Channel, Heartbeat, Notification, ScrapeShard
 from telemetry.services.notifications import outbox
 from telemetry.services.notifications.channels import create_channel, test_send
@@ -116,7 +119,7 @@ def notified(channel, alert, state="delivered", kind="firing"):
         kind=kind,
         alert=alert,
         alert_ids=[alert.pk],
-        payload=payload(alert.pk, kind, summary=f"{kind} {state}"),
+        payload=payload(alert.pk, kind, summary=f"{kind} {state}", labels=alert.labels),
         state=state,
         next_at=T0,
         created_at=T0,
@@ -149,3 +152,22 @@ def test_a_failed_resend_is_shown_at_the_channel(pool, receiver):
     resend_firing(T0)
 
     assert Channel.objects.get().error == "it responded with status 500"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_alert_that_resolves_while_it_is_resent_is_resolved_at_the_receiver(pool, monkeypatch):
+    """Its resolution may have been delivered before the resend arrives, which would revive it for minutes."""
+    am = create_channel("am", kind="alertmanager", config={"url": "http://127.0.0.1:9"})
+    notified(am, fire(pool, labels={"pool": "chat", "rule": "a"}))
+    notified(am, lasting := fire(pool, labels={"pool": "chat", "rule": "b"}, subject="r1"))
+    pushed = []
+
+    def resend(config, alerts, now):
+        pushed.append([(alert["alert"], alert["state"]) for alert in alerts])
+        Alert.objects.exclude(pk=lasting.pk).update(state="resolved")
+        connection.close()  # this thread's
+
+    monkeypatch.setitem(KINDS, "alertmanager", replace(KINDS["alertmanager"], resend=resend))
+    resend_firing(T0)
+    resolved = Alert.objects.exclude(pk=lasting.pk).get()
+    assert pushed == [[(lasting.pk, "firing"), (resolved.pk, "firing")], [(resolved.pk, "resolved")]]
