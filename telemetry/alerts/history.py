@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, TypeVar
 
+from django.conf import settings
 from django.db.models import Q
 
 from controlplane.models import ConfigSnapshot, Event, EventKind, Pool, Replica, ReplicaState, Router, TaskGroup
@@ -17,11 +19,13 @@ from telemetry.alerts.detection.level import TESTED_HOURS
 from telemetry.alerts.history_window import (
     CacheStep,
     ControlPlaneState,
+    DailyRequests,
     Ejection,
     FailureStep,
     History,
     PressureStep,
     ReplicaStep,
+    ScrapedReplica,
     SemanticCacheState,
     Source,
     WindowSum,
@@ -41,6 +45,13 @@ MAX_EJECTION_AGE = timedelta(days=2)  # before the window: an ejection that bega
 ENDS_ALL_EJECTIONS = (EventKind.ROUTER_STARTED, EventKind.ROUTER_LOST)
 MEMBERSHIP_CHANGES = (EventKind.REPLICA_RESTARTED, EventKind.REPLICA_DOWN, EventKind.REPLICA_UP)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+LOST_FOR = HOUR  # a router that is lost for longer counts as removed if others are present
+REPLACED_BEFORE = timedelta(minutes=10)  # a router that joined so long before another one was lost may replace it
+KNOWN_INTERVALS = 3  # scrape intervals after which what a router said is not known any more
+PATTERN_DAYS = 7  # a week, so that a weekend is compared with one
+GRID_S = 300.0  # starts of windows of the days before, which are queried once for each
+MIN_COVERED_RATIO = 0.9  # of a window that scrapes of routers must cover
+CACHED_DAY_QUERIES = 4 * PATTERN_DAYS
 CACHED_HOUR_QUERIES = 16  # results; each has a few floats for each hour of each pool
 Value = TypeVar("Value")
 
@@ -79,14 +90,96 @@ def load_histories(pools: Sequence[Pool], query: HistoryQuery) -> dict[int, Hist
 def load_control_plane_state(now: datetime, evaluated_at: datetime | None) -> ControlPlaneState:
     """Current state of routers and of the evaluation. Two queries, and one for each router that is behind."""
     newest = ConfigSnapshot.objects.only("number", "sha256").order_by("-number").first()
-    routers = list(Router.objects.filter(lost_at=None))
+    every = list(Router.objects.all())
+    routers = [router for router in every if router.lost_at is None]
+    lost = _lost_routers(every, now)
     behind = [router for router in routers if newest and not router.runs(newest.number, newest.sha256)]
     return ControlPlaneState(
         behind_s={router.name: _behind_s(router, now) for router in behind},
         rejections={router.name: str(router.last_nack.get("reason", "")) for router in behind if router.last_nack},
         routers=len(routers),
+        lost=tuple(router.name for router in lost),
+        silent_s=min((router.silent_for_s(now) for router in lost), default=0.0),
         since_evaluation_s=(now - evaluated_at).total_seconds() if evaluated_at else 0.0,
     )
+
+
+def _lost_routers(every: Sequence[Router], now: datetime) -> list[Router]:
+    """Routers without heartbeat that nothing replaced, the latest first.
+
+    A router that joined at about the time of the loss or later replaces one, as in a rolling update. A router that was
+    lost earlier than ``LOST_FOR`` counts as removed, unless no router is left.
+    """
+    lost = sorted((it for it in every if it.lost_at), key=lambda router: router.last_seen_at, reverse=True)
+    if len(lost) == len(every):
+        return lost
+    recent = [router for router in lost if router.lost_at and router.lost_at > now - LOST_FOR]
+    since = min((router.last_seen_at for router in recent), default=now) - REPLACED_BEFORE
+    replaced = sum(router.lost_at is None and router.first_seen_at >= since for router in every)
+    return recent[: max(len(recent) - replaced, 0)]
+
+
+def load_scrapes(pools: Sequence[Pool], replicas: Sequence[Replica], now: datetime) -> dict[int, ScrapedReplica]:
+    """The last scrape of each replica that failed, by its id; and which routers consider it healthy. Two queries."""
+    since = now - timedelta(seconds=KNOWN_INTERVALS * settings.SCRAPE_INTERVAL_S + 1)
+    failing = ScrapeState.objects.filter(replica__in=replicas, failures__gt=0)
+    states = {pk: (ok_at, reason) for pk, ok_at, reason in failing.values_list("replica", "ok_at", "reason")}
+    if not states:
+        return {}
+    routers = ScrapeState.objects.filter(router__lost_at=None, failures=0, at__gt=since, serving_replicas__isnull=False)
+    serving: list[tuple[str, Any]] = list(
+        routers.order_by("router__name").values_list("router__name", "serving_replicas")
+    )
+    name_of_pool = {pool.pk: pool.name for pool in pools}
+    return {
+        replica.pk: ScrapedReplica(
+            ok_at is not None,
+            reason,
+            tuple(
+                name for name, of_pools in serving if replica.name in of_pools.get(name_of_pool[replica.pool_id], ())
+            ),
+        )
+        for replica in replicas
+        if replica.pk in states
+        for ok_at, reason in (states[replica.pk],)
+    }
+
+
+@lru_cache(maxsize=CACHED_DAY_QUERIES)
+def requests_around(pool_names: tuple[str, ...], start: datetime, window_s: float) -> dict[str, float] | None:
+    """The fewest requests of each pool in a window that starts within ``window_s`` of ``start``; None if unknown.
+
+    The time around is long enough to be read from rollups, which are kept longer than readings.
+    """
+    around = timedelta(seconds=window_s)
+    window = Window(start - around, start + 2 * around, window_s / 2)
+    rows, coverage = router_sums(list(pool_names), window)
+    if len({step.start for step in coverage if step.covered_s > 0}) < len(list(window.starts())):
+        return None
+    steps: dict[str, dict[datetime, float]] = defaultdict(lambda: defaultdict(float))
+    for row in rows:
+        steps[row.pool][row.start] += row.requests or 0
+    starts = list(window.starts())
+    return {
+        pool: min(steps[pool][first] + steps[pool][second] for first, second in pairwise(starts)) for pool in pool_names
+    }
+
+
+def load_daily_requests(pools: Sequence[Pool], until: datetime, window_s: float) -> dict[str, DailyRequests]:
+    """Requests of each pool now and on the days before. One query, and every few minutes one for each day."""
+    names = tuple(pool.name for pool in pools)
+    window = Window(until - timedelta(seconds=window_s), until, window_s)
+    rows, coverage = router_sums(list(names), window)
+    is_known = any(step.covered_s >= MIN_COVERED_RATIO * window_s and not step.stale for step in coverage)
+    now: dict[str, float] = defaultdict(float)
+    for row in rows:
+        now[row.pool] += row.requests or 0
+    start = grid_floor(window.start, GRID_S)
+    days = [requests_around(names, start - DAY * back, window_s) for back in range(1, PATTERN_DAYS + 1)]
+    return {
+        name: DailyRequests(now[name] if is_known else None, [None if day is None else day[name] for day in days])
+        for name in names
+    }
 
 
 def load_semantic_caches(pools: Sequence[Pool]) -> dict[tuple[str, str], SemanticCacheState]:
@@ -154,6 +247,9 @@ class _Loader:
         rows = router_sums(self.pool_names, window)[0] if {Source.GROUPS, Source.FAILURES} & sources else []
         self.groups = self._steps(rows, lambda row: (row.pool, row.group), _group_window)
         self.failures = self._failures(rows)
+        self.scrapes = load_scrapes(self.pools, self.replicas, self.query.until) if Source.SCRAPES in sources else {}
+        has_days = Source.DAYS in sources and self.pools
+        self.requests = load_daily_requests(self.pools, window.end, self.query.step_s) if has_days else {}
         self.ejections = load_ejections(self.ids, window) if Source.EJECTIONS in sources else {}
         self.restarts, self.changes = self._membership_changes() if self.query.restart_lookback_s else ({}, {})
         self.series = self._series() if Source.BINS in sources else {}
@@ -193,6 +289,8 @@ class _Loader:
             responses=_of_pool(self.responses, pool),
             failures=_of_pool(self.failures, pool),
             ejections=_by_name(enabled, self.ejections),
+            scrapes=_by_name(enabled, self.scrapes),
+            requests=self.requests.get(pool.name),
             windows=windows,
             first_tokens=_of_pool(self.first_tokens, pool),
             hours=self._hours(pool),

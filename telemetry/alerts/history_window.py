@@ -28,19 +28,23 @@ class Source(StrEnum):
     PRESSURE = "pressure"  # KV cache usage, preemptions and waiting requests of each replica
     GROUPS = "groups"  # tokens of each task group, by the routers
     FAILURES = "failures"  # failed requests of each task group, by the routers
+    SCRAPES = "scrapes"  # the last scrape of each replica, and whether routers consider it healthy; current state only
     EJECTIONS = "ejections"  # of replicas, by routers' circuit breakers
     RESPONSES = "responses"  # predicted and reported cached tokens of each replica's responses
     FIRST_TOKENS = "first_tokens"  # TTFT histograms by task group
     ENGINE_HOURS = "engine_hours"  # counters of the pool by hour, days back
     GROUP_HOURS = "group_hours"  # tokens of each task group by hour, days back
     BINS = "bins"  # tokens of each task group in short bins, as a series for detectors
+    DAYS = "days"  # requests of the pool, now and at the same time of the days before, by the routers
     CACHE_REQUESTS = "cache_requests"  # hits and misses of response caches by task group
     CACHE_STORE = "cache_store"  # whether routers can use the store of response caches
     CONTROL = "control"  # which configuration routers run and when rules were last evaluated; current state only
     SEMANTIC_CACHES = "semantic_caches"  # of task groups, at the last scrape of each router; current state only
 
 
-CURRENT_ONLY = frozenset({Source.CONTROL, Source.SEMANTIC_CACHES})  # no history of them is stored
+CURRENT_ONLY = frozenset(
+    {Source.CONTROL, Source.DAYS, Source.SCRAPES, Source.SEMANTIC_CACHES}
+)  # no history of them is stored
 
 
 def whole_steps(length_s: float, step_s: float) -> int:
@@ -121,6 +125,23 @@ class Ejection:
 
 
 @dataclass(frozen=True, slots=True)
+class ScrapedReplica:
+    """What is known of a replica at its last scrape and those of the routers."""
+
+    was_read: bool  # whether any scrape of it ever succeeded
+    reason: str  # why the last one failed; "" if it did not
+    serving_at: tuple[str, ...]  # routers that consider it healthy
+
+
+@dataclass(frozen=True, slots=True)
+class DailyRequests:
+    """Requests of a pool in the newest window, and at the same time of each of the days before."""
+
+    now: float | None  # None: no router was scraped, or not all of them
+    days: Sequence[float | None]  # the day before first; the fewest around that time; None: unknown
+
+
+@dataclass(frozen=True, slots=True)
 class SemanticCacheState:
     """The current state of a task group's semantic cache."""
 
@@ -137,6 +158,8 @@ class ControlPlaneState:
     behind_s: Mapping[str, float] = field(default_factory=dict)  # router -> seconds behind the newest configuration
     rejections: Mapping[str, str] = field(default_factory=dict)  # router -> why it rejected the newest configuration
     routers: int = 0  # number of routers that are present
+    lost: tuple[str, ...] = ()  # routers without heartbeat that nothing replaced, the latest first
+    silent_s: float = 0.0  # since the last heartbeat of those
     since_evaluation_s: float = 0.0
 
 
@@ -155,6 +178,8 @@ class History:
     pressure: Mapping[str, Sequence[PressureStep | None]] = field(default_factory=dict)
     responses: Mapping[str, Sequence[RouterCounts | None]] = field(default_factory=dict)
     failures: Mapping[str | None, Sequence[FailureStep | None]] = field(default_factory=dict)  # None: the pool
+    scrapes: Mapping[str, ScrapedReplica] = field(default_factory=dict)
+    requests: DailyRequests | None = None
     ejections: Mapping[str, Sequence[Ejection]] = field(default_factory=dict)  # by replica, ascending
     windows: Mapping[str, Sequence[WindowSum]] = field(default_factory=dict)  # "": the pool, by engines; else groups
     first_tokens: Mapping[str, Sequence[Buckets | None]] = field(default_factory=dict)  # "": the pool
@@ -201,6 +226,15 @@ class HistoryView:
     def engine(self, replica: str) -> ReplicaStep | None:
         """A replica's newest step; None where no scrape was attempted."""
         return self._newest(self.history.engines.get(replica))
+
+    def scraped(self, replica: str) -> ScrapedReplica | None:
+        """The last scrape of a replica; None where it is unknown, and in steps before the newest one."""
+        return self.history.scrapes.get(replica) if self.index == self.history.count - 1 else None
+
+    def is_serving(self, replica: str) -> bool:
+        """Whether a router considers a replica healthy, whatever scrapes of it say."""
+        state = self.scraped(replica)
+        return state is not None and bool(state.serving_at)
 
     def since_success_s(self, replica: str, lookback_s: float) -> float | None:
         """Seconds since the last successful scrape of a replica, in whole steps.

@@ -44,6 +44,7 @@ from telemetry.models import (
     AlertTransition,
     NotificationKind,
     RuleKind,
+    Severity,
     Silence,
     SuppressionReason,
 )
@@ -51,15 +52,24 @@ from telemetry.models import (
 _DROPS = (RuleKind.HIT_RATE_DROP, RuleKind.HIT_RATE_FLOOR)
 _FIGURES = (*_DROPS, RuleKind.PREDICTION_GAP, RuleKind.TTFT_OBJECTIVE, RuleKind.KV_PRESSURE, RuleKind.LOAD_SKEW)
 # One cause for all pools: one pool's alert is notified.
-_FLEET_WIDE = (RuleKind.ROLLOUT_STUCK, RuleKind.EVALUATOR_LAG, RuleKind.CACHE_STORE_DOWN)
+_FLEET_WIDE = (RuleKind.ROUTER_LOST, RuleKind.ROLLOUT_STUCK, RuleKind.EVALUATOR_LAG, RuleKind.CACHE_STORE_DOWN)
 _CACHES = (RuleKind.CACHE_STORE_DOWN, RuleKind.CACHE_SHARE_DROP)
 
 # Kind of a firing alert -> kinds that it inhibits in the same pool. README.md has this table for operators.
 INHIBITED_BY: dict[str, frozenset[str]] = {
     RuleKind.EVALUATOR_LAG: frozenset(
-        {*_FIGURES, *_CACHES, RuleKind.ERROR_RATIO, RuleKind.REPLICA_DOWN, RuleKind.NO_DATA}
+        {
+            *_FIGURES,
+            *_CACHES,
+            RuleKind.ERROR_RATIO,
+            RuleKind.REPLICA_DOWN,
+            RuleKind.METRICS_UNREADABLE,
+            RuleKind.TRAFFIC_VANISHED,
+            RuleKind.NO_DATA,
+        }
     ),
     RuleKind.NO_DATA: frozenset({*_FIGURES, RuleKind.REPLICA_DOWN, RuleKind.REPLICA_EJECTED}),
+    RuleKind.ROUTER_LOST: frozenset({RuleKind.TRAFFIC_VANISHED}),
     RuleKind.CACHE_STORE_DOWN: frozenset({RuleKind.CACHE_SHARE_DROP}),
     RuleKind.REPLICA_DOWN: frozenset({*_DROPS, RuleKind.PREDICTION_GAP, RuleKind.LOAD_SKEW, RuleKind.REPLICA_EJECTED}),
 }
@@ -121,7 +131,7 @@ def inhibits(source: Alert, alert: Alert, now: datetime) -> bool:
     """Whether one alert explains another; of two alerts about replicas, only for the same replica."""
     if alert.rule.kind in _FLEET_WIDE and source.rule.kind == alert.rule.kind:
         in_project = source.pool.project_id == alert.pool.project_id
-        return in_project and source.pk < alert.pk and source.suppression is None
+        return in_project and _precedence(source) < _precedence(alert) and source.suppression is None
     if source.pool_id == alert.pool_id and _drop_includes(source, alert):
         return True
     if source.pool_id != alert.pool_id or alert.rule.kind not in INHIBITED_BY.get(source.rule.kind, frozenset()):
@@ -132,6 +142,11 @@ def inhibits(source: Alert, alert: Alert, now: datetime) -> bool:
         down_at = source.started_at - timedelta(seconds=2 * (source.limit or 0.0))
         return alert.started_at >= down_at and now < source.started_at + MAX_EXPLAINED
     return not (source.subject and alert.subject) or source.subject == alert.subject
+
+
+def _precedence(alert: Alert) -> tuple[bool, int]:
+    """Of alerts of the same kind with one cause: the critical ones first, then the earliest."""
+    return alert.severity != Severity.CRITICAL, alert.pk
 
 
 def _drop_includes(source: Alert, alert: Alert) -> bool:

@@ -32,6 +32,7 @@ class Reason(StrEnum):
     BELOW = "below"  # the value is below its limit
     ABOVE = "above"  # the value is above its limit
     SCRAPES_FAIL = "scrapes_fail"
+    SERVING = "serving"  # scrapes fail, and routers consider the replica healthy
     NO_READINGS = "no_readings"  # nothing was scraped in the newest window
     NOT_REPORTED = "not_reported"  # no engine or router reports the figure
     LITTLE_TRAFFIC = "little_traffic"  # below a minimum in the newest window

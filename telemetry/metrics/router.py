@@ -84,13 +84,16 @@ SEMANTIC_CHECKS = {  # by similarity and result
     "warmpath_router_semantic_cache_checks_total": "checks",
     "warmpath_router_semantic_cache_shared_checks": "shared_checks",
 }
+REPLICA_UP, REPLICA_OUT = "warmpath_router_replica_up", "warmpath_router_replica_out"
 _BUCKETS = {f"{name}_bucket": short for name, short in HISTOGRAMS.items()}
 _SUMS = {f"{name}_sum": short for name, short in HISTOGRAMS.items()}
 _METRICS = frozenset(COUNTERS) | frozenset(_BUCKETS) | frozenset(_SUMS) | {INFO, START_TIME, REQUESTS}
 _KV_METRICS = frozenset(KV_FIGURES) | {KV_STATE}
 _CACHE_METRICS = frozenset({CACHE_REQUESTS, CACHE_SAVED, CACHE_STORE_ERRORS, CACHE_STORE_UP})
 _SEMANTIC_METRICS = frozenset(SEMANTIC_FIGURES) | frozenset(SEMANTIC_CHECKS) | {SEMANTIC_STATE}
-_ALL_METRICS = _METRICS | _CACHE_METRICS | _KV_METRICS | frozenset(POOL_FIGURES) | _SEMANTIC_METRICS
+_ALL_METRICS = (
+    _METRICS | _CACHE_METRICS | _KV_METRICS | frozenset(POOL_FIGURES) | _SEMANTIC_METRICS | {REPLICA_UP, REPLICA_OUT}
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -132,12 +135,15 @@ class RouterSample:
     pool_loads: PoolLoads = field(default_factory=dict)
     cache_store_up: float | None = None  # 1: it uses the store of response caches; 0: that failed; None: it has none
     semantic_caches: SemanticCaches = field(default_factory=dict)
+    serving_replicas: ServingReplicas = field(default_factory=dict)
 
 
 # KV event streams by replica and rank: the processes of the router in each state, and figures by name.
 KvStreams = dict[str, dict[str, dict[str, Any]]]
 # Semantic caches by pool and task group: the processes in each state, figures, and checks by similarity and result.
 SemanticCaches = dict[str, dict[str, dict[str, Any]]]
+# Replicas by pool that pass the router's health check and are not ejected, by name, ascending.
+ServingReplicas = dict[str, list[str]]
 PoolLoads = dict[str, dict[str, float]]  # figures by pool and name, without those that are unknown
 
 
@@ -162,6 +168,7 @@ def read_router(text: str) -> RouterSample:
         _pool_loads(samples),
         cache_store_up=store_up,
         semantic_caches=_semantic_caches(samples),
+        serving_replicas=_serving_replicas(samples),
     )
 
 
@@ -187,6 +194,17 @@ def _pool_loads(samples: list[Sample]) -> PoolLoads:
         if sample.name in POOL_FIGURES and 0 <= sample.value <= MAX_COUNT:
             loads.setdefault(sample.labels.get("pool", ""), {})[POOL_FIGURES[sample.name]] = sample.value
     return loads
+
+
+def _serving_replicas(samples: list[Sample]) -> ServingReplicas:
+    keys: dict[str, set[tuple[str, str]]] = {REPLICA_UP: set(), REPLICA_OUT: set()}
+    for sample in samples:
+        if sample.name in keys and sample.value > 0:
+            keys[sample.name].add((sample.labels.get("pool", ""), sample.labels.get("replica", "")))
+    serving: ServingReplicas = {}
+    for pool, replica in sorted(keys[REPLICA_UP] - keys[REPLICA_OUT]):
+        serving.setdefault(pool, []).append(replica)
+    return serving
 
 
 def _semantic_caches(samples: list[Sample]) -> SemanticCaches:

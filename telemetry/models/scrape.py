@@ -62,6 +62,8 @@ class ScrapeState(models.Model):
     pool_loads = models.JSONField(null=True)
     # Semantic caches of task groups by a router: state, figures and checks (``SemanticCaches``); null: unknown.
     semantic_caches = models.JSONField(null=True)
+    # Replicas by pool that a router considers healthy (``ServingReplicas``); null: unknown.
+    serving_replicas = models.JSONField(null=True)
     version = models.CharField(max_length=40, blank=True, default="", db_default="")  # as /version last reported
     version_at = models.DateTimeField(null=True)  # when that was last checked
     raw_counters = models.JSONField(default=dict)  # by source; see telemetry.scraping.merge

@@ -17,7 +17,7 @@ from telemetry.metrics.counters import Increase, RawCounters, ReadingState, incr
 from telemetry.metrics.engine import EngineKey, ReplicaSample
 from telemetry.metrics.engine_names import CacheFacts
 from telemetry.metrics.histograms import ROUTER_EDGES, Buckets
-from telemetry.metrics.router import KvStreams, PoolLoads, RouteKey, RouterSample, SemanticCaches
+from telemetry.metrics.router import KvStreams, PoolLoads, RouteKey, RouterSample, SemanticCaches, ServingReplicas
 
 DOWN_AFTER = 2  # failures in a row
 FAILED_SCRAPE = EngineKey("", "")
@@ -63,6 +63,7 @@ class TargetState:
     kv_streams: KvStreams | None = None  # of a router, at the last scrape; None: unknown
     pool_loads: PoolLoads | None = None  # the same
     semantic_caches: SemanticCaches | None = None  # the same
+    serving_replicas: ServingReplicas | None = None  # the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,7 @@ def merge_router(
         kv_streams=sample.kv_streams,
         pool_loads=sample.pool_loads,
         semantic_caches=sample.semantic_caches,
+        serving_replicas=sample.serving_replicas,
     )
     return MergedScrape(state, readings, current)
 
@@ -187,6 +189,7 @@ def _failed(
         kv_streams=None,
         pool_loads=None,
         semantic_caches=None,
+        serving_replicas=None,
     )
     events = ["replica_down"] if is_down and state.health == "up" else []
     return MergedScrape(after, [SourceReading(key, Increase(ReadingState.STALE))], previous, events)

@@ -48,6 +48,7 @@ from telemetry.storage.locks import EVALUATE, advisory_lock
 from telemetry.storage.reachable import MIN_WINDOW, reachable_by_pool
 
 log = logging.getLogger(__name__)
+HEARTBEAT_S = 10.0  # interval of a router's heartbeats
 LATE_INTERVALS = 3  # work that is overdue by more than this many intervals is late
 DELIVERY_EVERY_S = 5  # the interval at which beat starts deliveries
 CHECK_EVERY_S = 10.0
@@ -151,6 +152,25 @@ def own_metrics(now: datetime) -> list[OwnMetric]:
             for task, count in failing_items(now).items()
         ),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class RouterOutage:
+    """No router responds."""
+
+    names: list[str]
+    since: datetime  # the last heartbeat of any of them
+
+
+def router_outage(now: datetime) -> RouterOutage | None:
+    """All routers, if none responds: each is lost, or missed a heartbeat and cannot be scraped. One query."""
+    rows = list(
+        Router.objects.values_list("name", "last_seen_at", "lost_at", "scrape_state__failures").order_by("name")
+    )
+    missed = now - timedelta(seconds=HEARTBEAT_S)
+    if not rows or not all(lost_at or (seen_at < missed and failures) for _, seen_at, lost_at, failures in rows):
+        return None
+    return RouterOutage([name for name, *_ in rows], max(seen_at for _, seen_at, *_ in rows))
 
 
 def _router_metrics(desired: ConfigSnapshot | None, now: datetime) -> Iterable[OwnMetric]:

@@ -43,6 +43,7 @@ _NO_DATA_REASONS = {
     "no_readings": "no successful scrape recently",
     "not_reported": "the engines do not report this metric",
     "scrapes_fail": "scrapes fail, but not for long enough to alert",
+    "serving": "metrics cannot be read, but routers report it up",
     "little_traffic": "not enough traffic",
     "little_history": "not enough history for a baseline",
     "starting": "replicas are starting and have not been scraped yet",

@@ -110,9 +110,11 @@ def cache_reading(router: Router, at: datetime, *, pool: str = "chat", group: st
     _store(ROUTERS, at, router.pk, SourceReading(RouteKey(pool, group), increase))
 
 
-def router_scraped(router: Router, at: datetime, *, stale: bool = False, store_up: float | None = None) -> None:
+def router_scraped(
+    router: Router, at: datetime, *, stale: bool = False, store_up: float | None = None, covered_s: float = 5.0
+) -> None:
     """Store the router's own reading: it was scraped, or that failed. ``store_up``: of response caches."""
-    increase = Increase(ReadingState.STALE) if stale else Increase(ReadingState.OK, 5.0)
+    increase = Increase(ReadingState.STALE) if stale else Increase(ReadingState.OK, covered_s)
     gauges = {} if store_up is None else {"cache_store_up": store_up}
     _store(ROUTERS, at, router.pk, SourceReading(ROUTER_ITSELF, increase, gauges))
 

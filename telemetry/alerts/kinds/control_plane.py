@@ -74,6 +74,69 @@ ROLLOUT_STUCK = Kind(
 )
 
 
+class RouterLostSettings(RuleSettings, frozen=True):
+    """Settings of ``router_lost``."""
+
+    max_present: (
+        Annotated[
+            float,
+            setting("routers", "Fires only while at most so many routers are present; null: always.", ge=0, le=1000),
+        ]
+        | None
+    ) = None
+    for_s: ForS = 0.0
+    keep_firing_s: KeepFiringS = 0.0
+
+    @property
+    def step_s(self) -> float:
+        return 60.0  # any: no stored history is evaluated
+
+
+def _evaluate_routers(settings: RouterLostSettings, view: HistoryView, _: str) -> Verdicts:
+    """Compare the routers that are present with those that should be."""
+    control = view.history.control
+    if control is None:
+        return {POOL: no_data(Reason.NOT_STORED)}
+    if not control.routers and not control.lost:
+        return {POOL: no_data(Reason.NO_REPLICAS)}
+    is_relevant = settings.max_present is None or control.routers <= settings.max_present
+    result, reason = (Result.BREACH, Reason.BELOW) if control.lost and is_relevant else (Result.OK, Reason.WITHIN)
+    figures = {"lost": list(control.lost[:20]), "silent_s": control.silent_s}
+    expected = control.routers + len(control.lost)
+    return {POOL: Verdict(result, reason, float(control.routers), float(expected), unit="count", figures=figures)}
+
+
+def _summarize_routers(_: Scope, __: RouterLostSettings, verdict: Verdict) -> str:
+    lost, since = verdict.figures["lost"], duration(round(verdict.figures["silent_s"]))
+    if not verdict.value:
+        named = f" of {lost[0]}" if len(lost) == 1 else ""
+        return f"No router is left: no heartbeat{named} for {since}. Clients of all pools get no responses through it."
+    more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+    names = f"Router {lost[0]} is" if len(lost) == 1 else f"Routers {', '.join(lost[:3])}{more} are"
+    left = f"{verdict.value:.0f} of {verdict.limit:.0f} routers left"
+    return f"{names} lost: no heartbeat for {since}; {left}."
+
+
+ROUTER_LOST = Kind(
+    name="router_lost",
+    label="Router lost",
+    about="Fires when a router has sent no heartbeat for 30 s and no other router replaced it: one that joined in the "
+    "10 min before the loss, or later. After an hour it counts as removed if other routers are present; removing it "
+    "from the list of routers ends the alert at once. All routers serve all pools, so one pool's rule is enough. It "
+    "evaluates the current state, of which no history is stored: there is no preview.",
+    settings=RouterLostSettings,
+    sources=frozenset({Source.CONTROL}),
+    unit="count",
+    evaluate=_evaluate_routers,
+    summarize=_summarize_routers,
+    condition=lambda settings: (
+        "a router without a heartbeat and without a replacement"
+        + ("" if settings.max_present is None else f", while at most {settings.max_present:g} are present")
+    ),
+    figure="Routers present",
+)
+
+
 class EvaluatorLagSettings(RuleSettings, frozen=True):
     """Settings of ``evaluator_lag``."""
 
@@ -157,7 +220,12 @@ def _evaluate_no_data(_: NoDataSettings, view: HistoryView, __: str) -> Verdicts
         return {POOL: no_data(Reason.STARTING)}
     steps = [view.engine(name) for name in replicas]
     read = sum(step is not None and step.read for step in steps)
-    result, reason = (Result.OK, Reason.WITHIN) if read else (Result.BREACH, Reason.NO_READINGS)
+    if read:
+        result, reason = Result.OK, Reason.WITHIN
+    elif any(view.is_serving(name) for name in replicas):
+        result, reason = Result.OK, Reason.SERVING
+    else:
+        result, reason = Result.BREACH, Reason.NO_READINGS
     figures = {"replicas": len(steps), "failed": sum(step is not None and step.failed for step in steps)}
     return {POOL: Verdict(result, reason, float(read), 1.0, unit="count", figures=figures)}
 
@@ -171,10 +239,10 @@ def _summarize_no_data(scope: Scope, settings: NoDataSettings, verdict: Verdict)
 NO_DATA = Kind(
     name="no_data",
     label="No data",
-    about="Fires when no replica of the pool could be scraped. Every other rule of the pool then has no result: "
-    "without this rule, an outage would look like a healthy pool.",
+    about="Fires when no replica of the pool could be scraped and no router reports one up. Every other rule of the "
+    "pool then has no result: without this rule, an outage would look like a healthy pool.",
     settings=NoDataSettings,
-    sources=frozenset({Source.ENGINES}),
+    sources=frozenset({Source.ENGINES, Source.SCRAPES}),
     unit="count",
     evaluate=_evaluate_no_data,
     summarize=_summarize_no_data,

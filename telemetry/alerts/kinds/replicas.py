@@ -43,7 +43,17 @@ class ReplicaDownSettings(RuleSettings, frozen=True):
 
 
 def _evaluate_down(settings: ReplicaDownSettings, view: HistoryView, _: str) -> Verdicts:
-    return {name: _scrape_verdict(settings, view, name) for name in view.history.replicas}
+    return {name: _down_verdict(settings, view, name) for name in view.history.replicas}
+
+
+def _down_verdict(settings: ReplicaDownSettings, view: HistoryView, name: str) -> Verdict:
+    verdict = _scrape_verdict(settings, view, name)
+    if verdict.result is not Result.BREACH:
+        return verdict
+    state = view.scraped(name)
+    if state is not None and state.serving_at:
+        return replace(verdict, result=Result.OK, reason=Reason.SERVING)
+    return replace(verdict, figures={**verdict.figures, "scrape_error": state.reason if state else ""})
 
 
 def _scrape_verdict(settings: ReplicaDownSettings, view: HistoryView, name: str) -> Verdict:
@@ -64,21 +74,69 @@ def _scrape_verdict(settings: ReplicaDownSettings, view: HistoryView, name: str)
 
 def _summarize_down(scope: Scope, _: ReplicaDownSettings, verdict: Verdict) -> str:
     more = "more than " if verdict.figures.get("at_least") else ""
-    return f"{capitalized(scope)} is down: no successful scrape for {more}{duration(verdict.value)}."
+    error = verdict.figures.get("scrape_error")
+    because = f" ({error})" if error else ""
+    return f"{capitalized(scope)} is down: no successful scrape for {more}{duration(verdict.value)}{because}."
 
 
 REPLICA_DOWN = Kind(
     name="replica_down",
     label="Replica down",
-    about="Fires for each replica whose metrics cannot be scraped: it is down, hangs or rejects the request. Disabled "
-    "replicas are not evaluated. Where no scrape was attempted, telemetry is down and not the replica. A replica that "
-    "was never scraped successfully counts as starting, not down, for 15 min after it was added.",
+    about="Fires for each replica whose metrics cannot be scraped and that no router reports up: it is down or hangs. "
+    "Disabled replicas are not evaluated. Where no scrape was attempted, telemetry is down and not the replica. A "
+    "replica that was never scraped successfully counts as starting, not down, for 15 min after it was added.",
     settings=ReplicaDownSettings,
-    sources=frozenset({Source.ENGINES}),
+    sources=frozenset({Source.ENGINES, Source.SCRAPES}),
     unit="seconds",
     evaluate=_evaluate_down,
     summarize=_summarize_down,
     condition=lambda settings: f"a replica without a successful scrape for {duration(settings.silent_s)}",
+    figure="Time without a successful scrape",
+)
+
+
+def _evaluate_unreadable(settings: ReplicaDownSettings, view: HistoryView, _: str) -> Verdicts:
+    return {name: _unreadable_verdict(settings, view, name) for name in view.history.replicas}
+
+
+def _unreadable_verdict(settings: ReplicaDownSettings, view: HistoryView, name: str) -> Verdict:
+    """A breach for a replica that serves and whose metrics could be read before."""
+    verdict = _scrape_verdict(settings, view, name)
+    if verdict.result is not Result.BREACH:
+        return verdict
+    state = view.scraped(name)
+    if state is None or not state.serving_at:
+        return replace(verdict, result=Result.OK, reason=Reason.WITHIN)  # it is down
+    if not state.was_read:
+        return no_data(Reason.NOT_REPORTED)
+    counts = view.responses(name)
+    requests = counts.requests if counts else None
+    figures = {"scrape_error": state.reason, "routers": list(state.serving_at), "requests": requests or 0}
+    return replace(verdict, figures={**verdict.figures, **figures})
+
+
+def _summarize_unreadable(scope: Scope, settings: ReplicaDownSettings, verdict: Verdict) -> str:
+    figures = verdict.figures
+    error = f" ({figures['scrape_error']})" if figures["scrape_error"] else ""
+    routers, period = len(figures["routers"]), duration(settings.silent_s)
+    served = f"{routers} router{'s report' if routers > 1 else ' reports'} it up, {figures['requests']} requests"
+    return f"Metrics of {scope} cannot be read{error}; {served} in the last {period}."
+
+
+METRICS_UNREADABLE = Kind(
+    name="metrics_unreadable",
+    label="Metrics unreadable",
+    about="Fires for each replica whose metrics cannot be scraped while routers report it up: it serves requests, and "
+    "its figures are unknown. A replica whose metrics were never readable, such as an engine that exports none that "
+    "are known, does not fire. In a preview, which has no history of what routers reported, it does not fire.",
+    settings=ReplicaDownSettings,
+    sources=frozenset({Source.ENGINES, Source.SCRAPES, Source.RESPONSES}),
+    unit="seconds",
+    evaluate=_evaluate_unreadable,
+    summarize=_summarize_unreadable,
+    condition=lambda settings: (
+        f"a replica that serves requests without a successful scrape for {duration(settings.silent_s)}"
+    ),
     figure="Time without a successful scrape",
 )
 

@@ -32,6 +32,8 @@ from telemetry.alerts.kinds.base import (
 from telemetry.alerts.verdict import POOL, Reason, Result, Timing, Verdict, Verdicts, above_limit, no_data
 from telemetry.metrics.histograms import Buckets, merge
 
+MIN_DAYS = 3  # with requests at the same time that are known
+
 
 class ErrorRatioSettings(WindowSettings, frozen=True):
     """Settings of ``error_ratio``."""
@@ -73,6 +75,68 @@ ERROR_RATIO = Kind(
     summarize=_summarize_errors,
     condition=lambda settings: f"{percent(settings.most_ratio)} of requests failed over {duration(settings.window_s)}",
     figure="Failed requests",
+)
+
+
+class TrafficVanishedSettings(WindowSettings, frozen=True):
+    """Settings of ``traffic_vanished``."""
+
+    least_ratio: Annotated[
+        float, setting("ratio", "Requests relative to the fewest of the days before that are too few.", gt=0, le=0.5)
+    ] = 0.05
+    min_requests: MinRequests = 50.0
+    window_s: WindowS = 600.0
+    for_s: ForS = 60.0
+    keep_firing_s: KeepFiringS = 60.0
+
+    def problem(self) -> Problem | None:
+        """Days before are read from rollups of five minutes."""
+        return None if self.window_s % 600 == 0 else ("window_s", "expected a multiple of 600")
+
+
+def _evaluate_traffic(settings: TrafficVanishedSettings, view: HistoryView, _: str) -> Verdicts:
+    """Compare the requests with the fewest at the same time of the last seven days.
+
+    The day a week ago must be known, so that a weekend is not compared with working days alone.
+    """
+    requests = view.history.requests
+    if requests is None or requests.now is None:
+        return {POOL: no_data(Reason.NO_READINGS)}
+    known = [count for count in requests.days if count is not None]
+    if len(known) < MIN_DAYS or requests.days[-1] is None:
+        return {POOL: no_data(Reason.LITTLE_HISTORY)}
+    usual = min(known)
+    limit = settings.least_ratio * usual
+    if requests.now > limit:
+        return {POOL: Verdict(Result.OK, Reason.WITHIN, requests.now, limit, usual, unit="count")}
+    if usual < settings.min_requests:
+        return {POOL: no_data(Reason.LITTLE_TRAFFIC)}
+    return {POOL: Verdict(Result.BREACH, Reason.BELOW, requests.now, limit, usual, unit="count")}
+
+
+def _summarize_traffic(scope: Scope, settings: TrafficVanishedSettings, verdict: Verdict) -> str:
+    return (
+        f"Requests for {scope} have vanished: {verdict.value or 0:.0f} in the last {duration(settings.window_s)}, "
+        f"at least {verdict.baseline or 0:.0f} at this time of each of the last days."
+    )
+
+
+TRAFFIC_VANISHED = Kind(
+    name="traffic_vanished",
+    label="Traffic vanished",
+    about="Compares the requests of a pool, as routers count them, with the fewest at about the same time of the last "
+    "seven days. A quiet night or weekend is usual; requests that stop reaching the routers are not: a load balancer, "
+    "a DNS name or a client broke. No result in a pool's first week. There is no preview.",
+    settings=TrafficVanishedSettings,
+    sources=frozenset({Source.DAYS}),
+    unit="count",
+    evaluate=_evaluate_traffic,
+    summarize=_summarize_traffic,
+    condition=lambda settings: (
+        f"fewer than {percent(settings.least_ratio)} of the requests that are usual at this time, in "
+        f"{duration(settings.window_s)}"
+    ),
+    figure="Requests",
 )
 
 

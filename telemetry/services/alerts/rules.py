@@ -49,6 +49,10 @@ def default_rules(scrape_interval_s: float) -> tuple[DefaultRule, ...]:
     return (
         DefaultRule("Hit rate drop", RuleKind.HIT_RATE_DROP),
         DefaultRule("Replica down", RuleKind.REPLICA_DOWN),
+        DefaultRule("Metrics unreadable", RuleKind.METRICS_UNREADABLE),
+        DefaultRule("Router lost", RuleKind.ROUTER_LOST),
+        DefaultRule("No router left", RuleKind.ROUTER_LOST, Severity.CRITICAL, {"max_present": 0}),
+        DefaultRule("Traffic vanished", RuleKind.TRAFFIC_VANISHED),
         DefaultRule("No data", RuleKind.NO_DATA, Severity.CRITICAL),
         # 30 % of first tokens later than 5 s for 15 min: longer than the prefill of a long prompt.
         DefaultRule(

@@ -22,6 +22,7 @@ from telemetry.services.lab.costs import has_response_cache, response_cache_figu
 from telemetry.services.lab.decisions import MIN_PROMPTS, lint_prompts
 from telemetry.services.lab.scaling import scaling_of
 from telemetry.services.notifications.channels import notified_by
+from telemetry.services.self_monitoring import router_outage
 from telemetry.storage.dimension_sums import usage_reports
 from telemetry.web.breakdown_figures import draw_precision
 from telemetry.web.pages import GROUP_COLUMNS, REPLICA_COLUMNS, frame, live_context, live_part, scrape_gap
@@ -41,6 +42,7 @@ def _tables(request: HttpRequest, state: PageState) -> dict[str, Any]:
         "tiles": tiles,
         "cache": response_cache_figures(subject.pools, state.range.table) if has_cache else None,
         "read_at": tiles.read_at,
+        "router_outage": router_outage(now) if state.range.live else None,
         "scrape_gap": scrape_gap(tiles.read_at) if state.range.live and tiles.replicas_total else "",
         "replicas": replica_sort.apply(rows),
         "not_up": [row for row in rows if row.health in {"down", "stale"}],

@@ -102,10 +102,10 @@ def fleet(pool):
 
 
 def test_a_new_pool_has_valid_default_rules(pool):
-    rules_by_kind = {rule.kind: rule for rule in AlertRule.objects.filter(pool=pool, enabled=True)}
-    assert rules_by_kind.keys() == {one.kind for one in default_rules(5.0)}
-    assert rules_by_kind.keys() == set(RuleKind) - NOT_BY_DEFAULT
-    for rule in rules_by_kind.values():
+    made = list(AlertRule.objects.filter(pool=pool, enabled=True))
+    assert {rule.name for rule in made} == {one.name for one in default_rules(5.0)}
+    assert {rule.kind for rule in made} == set(RuleKind) - NOT_BY_DEFAULT
+    for rule in made:
         KINDS[rule.kind].read(rule.settings)
 
 
@@ -309,3 +309,95 @@ def test_a_pool_that_was_read_is_without_data_at_once_though_its_replicas_are_ne
     assert fleet.run(120) == set()
     fleet.down = {replica.name for replica in fleet.replicas}
     assert fleet.run(180) >= {"no_data"}
+
+
+def _scraped(fleet, name, reason, *, serving_at=(), was_read=True):
+    """The last scrapes: of a replica that failed, and of the router."""
+    ok_at = fleet.now - timedelta(minutes=2) if was_read else None
+    replica = next(one for one in fleet.replicas if one.name == name)
+    failed = {"at": fleet.now, "failures": 9, "reason": reason, "health": "down", "ok_at": ok_at}
+    ScrapeState.objects.update_or_create(replica=replica, defaults=failed)
+    serving = {"chat": list(serving_at)}
+    read = {"at": fleet.now, "ok_at": fleet.now, "health": "up", "serving_replicas": serving}
+    ScrapeState.objects.update_or_create(router=fleet.router, defaults=read)
+
+
+def _run_unreadable(fleet, seconds, names, **state):
+    fired = set()
+    fleet.down = set(names)
+    for _ in range(seconds // STEP_S):
+        for name in names:
+            _scraped(fleet, name, "its /metrics responds with status 500", **state)
+        fired |= fleet.run(STEP_S)
+    return fired
+
+
+def test_a_replica_that_serves_without_readable_metrics_is_not_called_down(fleet):
+    assert fleet.run(60) == set()
+    assert _run_unreadable(fleet, 90, ["gpu-0"], serving_at=["gpu-0", "gpu-1"]) == {"metrics_unreadable"}
+    alert = Alert.objects.get(rule__kind="metrics_unreadable")
+    assert alert.severity == "warning"
+    assert alert.summary == (
+        "Metrics of replica gpu-0 (pool chat) cannot be read (its /metrics responds with status 500); 1 router reports "
+        "it up, 360 requests in the last 30 s."
+    )
+    assert _run_unreadable(fleet, 90, ["gpu-0"], serving_at=["gpu-1"]) == {"metrics_unreadable", "replica_down"}
+    assert Alert.objects.get(rule__kind="replica_down").summary.endswith("(its /metrics responds with status 500).")
+
+
+def test_a_pool_of_an_engine_without_known_metrics_raises_no_alert(fleet):
+    Replica.objects.update(created_at=T0 - timedelta(hours=1))
+    names = [replica.name for replica in fleet.replicas]
+    assert _run_unreadable(fleet, 300, names, serving_at=names, was_read=False) == set()
+
+
+def test_the_last_router_is_a_critical_alert_and_its_warning_is_inhibited(fleet):
+    fleet.run(60)
+    Router.objects.update(last_seen_at=fleet.now, lost_at=fleet.now + timedelta(seconds=31))
+    fleet.second += 31
+    assert fleet.run(15) == {"router_lost"}
+    warning, critical = Alert.objects.filter(rule__kind="router_lost").order_by("severity").reverse()
+    assert (critical.severity, critical.suppression) == ("critical", None)
+    assert critical.summary == (
+        "No router is left: no heartbeat of router-1 for 46 s. Clients of all pools get no responses through it."
+    )
+    assert (warning.severity, warning.suppression["by"]) == ("warning", critical.pk)
+    Router.objects.update(last_seen_at=fleet.now, lost_at=None)
+    fleet.run(15)
+    assert not Alert.objects.filter(state=AlertState.FIRING).exists()
+
+
+def _router(fleet, name, *, first_seen_s, seen_s=0, lost=False):
+    row = Router.objects.create(
+        name=name,
+        admin_url="http://127.0.0.1:9001",
+        last_seen_at=fleet.now - timedelta(seconds=seen_s),
+        running_number=fleet.router.running_number,
+        running_sha256=fleet.router.running_sha256,
+        lost_at=fleet.now if lost else None,
+    )
+    Router.objects.filter(pk=row.pk).update(first_seen_at=fleet.now - timedelta(seconds=first_seen_s))
+
+
+@pytest.mark.parametrize(("new_router_s", "kinds"), [(None, {"router_lost"}), (60, set()), (86_000, {"router_lost"})])
+def test_one_of_several_routers_is_a_warning_unless_another_replaced_it(fleet, new_router_s, kinds):
+    """As a rolling update replaces them: the new one joins just before the old one stops."""
+    Router.objects.update(first_seen_at=T0 - timedelta(days=2))
+    fleet.run(60)
+    _router(fleet, "router-2", first_seen_s=90_000, seen_s=31, lost=True)
+    if new_router_s is not None:
+        _router(fleet, "router-3", first_seen_s=new_router_s)
+    assert fleet.run(30) == kinds
+    summaries = list(Alert.objects.values_list("severity", "summary"))
+    left = "1 of 2" if new_router_s is None else "2 of 3"
+    text = f"Router router-2 is lost: no heartbeat for 46 s; {left} routers left."
+    assert summaries == ([("warning", text)] if kinds else [])
+
+
+def test_a_lost_router_counts_as_removed_after_an_hour(fleet):
+    _router(fleet, "router-2", first_seen_s=90_000, seen_s=31, lost=True)
+    Router.objects.filter(name="router-1").update(first_seen_at=T0 - timedelta(days=2))
+    assert fleet.run(15) == {"router_lost"}
+    fleet.second += 3660
+    fleet.run(15)
+    assert not Alert.objects.filter(rule__kind="router_lost", state=AlertState.FIRING).exists()

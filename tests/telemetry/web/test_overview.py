@@ -61,6 +61,25 @@ def test_when_reading_stopped_the_page_says_since_when_and_what_is_safe(visitor,
     assert "Requests are not affected" in text
 
 
+@pytest.mark.parametrize(
+    ("second_router", "is_shown"), [(None, True), ({"lost_at": 1}, True), ({}, False)], ids=["one", "lost", "up"]
+)
+def test_when_no_router_responds_the_overview_says_so_within_15_seconds(visitor, fleet, noon, second_router, is_shown):
+    """The last heartbeat was just before it stopped; a scrape failed since, and its alert fires after 30 s."""
+    router = Router.objects.update_or_create(
+        name="router-1", defaults={"admin_url": "http://127.0.0.1:9000", "last_seen_at": noon, "lost_at": None}
+    )[0]
+    Router.objects.exclude(pk=router.pk).delete()
+    ScrapeState.objects.update_or_create(router=router, defaults={"at": noon, "failures": 1, "reason": "no response"})
+    if second_router is not None:
+        lost_at = noon if "lost_at" in second_router else None
+        seen_at = noon + timedelta(seconds=9)
+        Router.objects.create(name="router-2", admin_url="http://127.0.0.1:9001", last_seen_at=seen_at, lost_at=lost_at)
+    for second, shown in ((9, False), (11, is_shown)):
+        with time_machine.travel(noon + timedelta(seconds=second), tick=False):
+            assert ('id="router-outage"' in visitor.get("/live/").text) is shown
+
+
 def test_when_the_disk_is_full_the_page_says_so(visitor, fleet, noon):
     ScrapeShard.objects.create(number=0, due_at=noon, lag_s=0, refused_since=noon + timedelta(minutes=1))
     with time_machine.travel(noon + timedelta(minutes=3), tick=False):
@@ -94,7 +113,7 @@ def test_the_page_costs_the_same_whatever_the_fleets_size(visitor, noon, django_
 
     warm_fleet(noon, seconds=60, replicas=12)
 
-    with django_assert_num_queries(36):
+    with django_assert_num_queries(37):
         visitor.get("/")
 
 
