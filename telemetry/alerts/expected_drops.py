@@ -7,6 +7,9 @@ to the replica, and no more than the prefix lost. Prefixes that had almost nothi
 they hit less than usual too, something else is wrong, and the attributed loss shrinks as their hit rate did. Prefixes
 without earlier requests attribute nothing.
 
+Replicas that take over much more traffic evict their own prefixes for it. Where the unavailable ones had a fifth of the
+tokens, the drop began with their absence and no revision was published, the loss of all known prefixes is attributed.
+
 Kinds of rules see the counters of replicas, and so a restarted replica's own cold cache (``mark_restarts``). What
 became of each prefix needs queries of its own, which are only made for a drop shortly after something happened to a
 replica. Where routers reported too few requests, the replica's share of the traffic is used instead.
@@ -20,15 +23,17 @@ from datetime import datetime, timedelta
 
 from django.conf import settings
 
-from controlplane.models import Pool
+from controlplane.models import Event, Pool
 from telemetry.alerts.history_window import HistoryView, WindowSum
 from telemetry.alerts.kinds import Kind, RuleSettings
 from telemetry.alerts.kinds.base import RESTARTED, WITHOUT_RESTARTED, mark_expected
 from telemetry.alerts.verdict import POOL, Result, Verdict
+from telemetry.causes import policies
 from telemetry.causes.evidence import Prefix, Sums, sum_by, total
 from telemetry.storage import rule_sums
 
 MAX_CONTROL_SHARE = 0.1  # of its tokens that a prefix of the control group may have had at unavailable replicas
+MIN_TAKEN_OVER = 0.2  # of the tokens before: with less, other replicas have room for what they take over
 MIN_CONTROL_TOKENS = 0.1  # of all tokens that the control group must have
 BEFORE_S = 600.0  # period that shows where a prefix was and what it usually hits
 DETECTION_INTERVALS = 3  # scrape intervals until it is detected that a replica is down
@@ -38,11 +43,17 @@ Period = tuple[datetime, datetime]
 
 
 def explained_ratio(
-    before: Sequence[Prefix], now: Sequence[Prefix], unavailable: Collection[str], cold: Collection[str] = ()
+    before: Sequence[Prefix],
+    now: Sequence[Prefix],
+    unavailable: Collection[str],
+    cold: Collection[str] = (),
+    *,
+    may_crowd: bool = False,
 ) -> float | None:
     """Share of the current tokens that would be cached if no replica had been unavailable, 0 to 1; None if unknown.
 
-    The whole loss at ``cold`` replicas is attributed to them, wherever the prefixes were before.
+    The whole loss at ``cold`` replicas is attributed to them, wherever the prefixes were before. ``may_crowd``: other
+    replicas may have evicted prefixes for those that they took over.
     """
     tokens = total(prefix.sums for prefix in now).prompt
     usual = sum_by(before, _key)
@@ -52,14 +63,16 @@ def explained_ratio(
     shares = {key: moved.get(key, Sums()).prompt / sums.prompt for key, sums in usual.items() if sums.prompt}
     warm = sum_by((prefix for prefix in now if prefix.replica not in cold), _key)
     control = {key: sums for key, sums in warm.items() if shares.get(key, 1.0) < MAX_CONTROL_SHARE}
-    retained = _retained(usual, control, tokens)
+    all_before = sum(sums.prompt for sums in usual.values())
+    is_crowded = may_crowd and sum(sums.prompt for sums in moved.values()) >= MIN_TAKEN_OVER * all_before
+    retained = 1.0 if is_crowded else _retained(usual, control, tokens)
     at_cold = sum_by((prefix for prefix in now if prefix.replica in cold), _key)
     lost = 0.0
     for part, is_cold in ((warm, False), (at_cold, True)):
         for key, sums in part.items():
             if key in shares:
                 rate = retained * (usual[key].rate or 0.0)
-                share = 1.0 if is_cold else shares[key]
+                share = 1.0 if is_cold or is_crowded else shares[key]
                 lost += max(min(sums.lost(rate), share * rate * sums.prompt), 0.0)
     return lost / tokens
 
@@ -104,7 +117,7 @@ class EvaluatedRule:
 def mark_expected_drop(rule: EvaluatedRule, verdict: Verdict) -> Verdict:
     """The verdict; a breach that unavailable replicas alone explain names them in its figures.
 
-    Up to four queries for a drop within the rule's warm-up time after a replica restarted, went down or came up.
+    Up to five queries for a drop within the rule's warm-up time after a replica restarted, went down or came up.
     """
     changes = rule.view.recent_membership_changes(rule.settings.warm_up_lookback_s)
     is_marked = RESTARTED in verdict.figures and verdict.figures[WITHOUT_RESTARTED] is Result.OK
@@ -138,8 +151,20 @@ def _corrected_window(
     before, now = _by_prefix(rule, periods, window.queries) or _by_replica(rule, periods) or ((), ())
     if is_without_cold:
         now = [prefix for prefix in now if prefix.replica not in cold]
-    ratio = explained_ratio(before, now, changes.keys(), () if is_without_cold else cold.keys())
+    ratio = explained_ratio(
+        before,
+        now,
+        changes.keys(),
+        () if is_without_cold else cold.keys(),
+        may_crowd=newest.start >= first and not _has_new_revision(rule.pool, first),
+    )
     return None if ratio is None else replace(window, hits=min(window.hits + ratio * window.queries, window.queries))
+
+
+def _has_new_revision(pool: Pool, since: datetime) -> bool:
+    """Whether a revision may have begun to place requests shortly before ``since``, or later. One query."""
+    events = Event.objects.filter(pool=pool, kind__in=policies.EVENTS, at__gt=since - timedelta(seconds=BEFORE_S))
+    return events.exists()
 
 
 def _by_prefix(

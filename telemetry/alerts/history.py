@@ -44,6 +44,7 @@ MAX_EJECTION_AGE = timedelta(days=2)  # before the window: an ejection that bega
 # A router that started again has ejected nothing; a lost router serves no requests.
 ENDS_ALL_EJECTIONS = (EventKind.ROUTER_STARTED, EventKind.ROUTER_LOST)
 MEMBERSHIP_CHANGES = (EventKind.REPLICA_RESTARTED, EventKind.REPLICA_DOWN, EventKind.REPLICA_UP)
+MAX_OUTAGE = timedelta(minutes=10)  # before a replica came up, in which the beginning of its absence is looked for
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 LOST_FOR = HOUR  # a router that is lost for longer counts as removed if others are present
 REPLACED_BEFORE = timedelta(minutes=10)  # a router that joined so long before another one was lost may replace it
@@ -400,7 +401,7 @@ class _Loader:
 
     def _membership_changes(self) -> tuple[dict[int, list[datetime]], dict[int, list[datetime]]]:
         """Times of each replica's restarts, and of all its downs, ups and restarts, ascending. One query."""
-        since = self._first_end - timedelta(seconds=self.query.restart_lookback_s)
+        since = self._first_end - timedelta(seconds=self.query.restart_lookback_s) - MAX_OUTAGE
         events = Event.objects.filter(
             kind__in=MEMBERSHIP_CHANGES, at__gt=since, at__lte=self.query.until, replica_id__in=self.ids
         )

@@ -261,8 +261,12 @@ class HistoryView:
         return {name: times[-1] for name, times in self._within(self.history.restarts, within_s).items()}
 
     def recent_membership_changes(self, within_s: float) -> dict[str, list[datetime]]:
-        """Times at which each replica went down, came up or restarted within some seconds, ascending."""
-        return self._within(self.history.membership_changes, within_s)
+        """Times at which each replica that changed within some seconds went down, came up or restarted, ascending.
+
+        An earlier change of such a replica is one of them: it may have been down for longer.
+        """
+        recent = self._within(self.history.membership_changes, within_s)
+        return {name: [at for at in self.history.membership_changes[name] if at <= self.now] for name in recent}
 
     def window_without(self, replicas: Collection[str]) -> WindowSum:
         """The pool's newest window without some replicas."""

@@ -201,8 +201,13 @@ def update_suppressions(firing: list[Alert], now: datetime, verdicts: Mapping[in
         with item(f"{alert.pool.name}: alert {alert.pk}"):
             current = suppression_of(alert, silences=silences, firing=firing, verdict=verdicts.get(alert.pk), now=now)
             document = asdict(current) if current else None
-            if document != alert.suppression:
+            if _without_text(document) != _without_text(alert.suppression):
                 _store_suppression(alert, document, now)
+
+
+def _without_text(document: Mapping[str, object] | None) -> dict[str, object] | None:
+    """A suppression without its text, which may be a summary whose figures change."""
+    return None if document is None else {**document, "text": ""}
 
 
 @transaction.atomic

@@ -230,7 +230,9 @@ def apply(
     if action in {Action.FIRE, Action.OPEN_FIRING}:
         _fire(alert, evaluation, verdict, now)
     elif action is Action.EXTEND:
-        Alert.objects.filter(pk=alert.pk, state__in=OPEN_STATES).update(last_breach_at=now, **_values(verdict))
+        # The sentence and the figures beside it are of the same evaluation.
+        changes = {"summary": _summary(evaluation, subject, verdict), **_values(verdict)}
+        Alert.objects.filter(pk=alert.pk, state__in=OPEN_STATES).update(last_breach_at=now, **changes)
     elif action is Action.DROP:
         Alert.objects.filter(pk=alert.pk, state=AlertState.PENDING).delete()
         return None

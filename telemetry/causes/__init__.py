@@ -10,6 +10,7 @@ requests that it affected lost enough.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from telemetry.causes import policies, replicas, workload
 from telemetry.causes.evidence import Cause, CauseKind, Evidence, Finding
@@ -43,7 +44,16 @@ def rank(evidence: Evidence) -> list[Cause]:
     findings = [finding for check in CHECKS if (finding := check(evidence)) is not None]
     causes = [_cause(finding, evidence) for finding in findings]
     likely = [cause for cause in causes if cause.confidence >= MIN_CONFIDENCE and _explains_enough(cause)]
-    return sorted(likely, key=lambda cause: cause.confidence, reverse=True)
+    return _not_above_one(sorted(likely, key=lambda cause: cause.confidence, reverse=True))
+
+
+def _not_above_one(causes: list[Cause]) -> list[Cause]:
+    """The causes with whole percent as confidences whose sum is at most 1: they may explain the same tokens."""
+    scale = 100 / max(sum(cause.confidence for cause in causes), 1.0)
+    percents = [round(cause.confidence * scale) for cause in causes]
+    while sum(percents) > 100:
+        percents[percents.index(max(percents))] -= 1
+    return [replace(cause, confidence=number / 100) for cause, number in zip(causes, percents, strict=True)]
 
 
 def _explains_enough(cause: Cause) -> bool:

@@ -270,6 +270,16 @@ class RelatedEvent:
     policy: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class RevisionFacts:
+    """A revision of a policy, and who published it."""
+
+    strategy: str
+    author: str = ""  # "": the system, or unknown
+    reason: str = ""
+    published_at: datetime | None = None
+
+
 @dataclass(frozen=True)
 class Evidence:
     """The period of the drop, the period before it, and the events around it."""
@@ -279,6 +289,7 @@ class Evidence:
     events: Sequence[RelatedEvent] = ()
     change_point: datetime | None = None  # when the rate fell; None if unknown
     group: str | None = None  # evidence of one task group only
+    revisions: Mapping[tuple[str, int], RevisionFacts] = field(default_factory=dict)  # by policy and number
 
     @cached_property
     def lost(self) -> float:

@@ -10,6 +10,7 @@ from telemetry.causes.evidence import (
     Evidence,
     Finding,
     RelatedEvent,
+    RevisionFacts,
     Route,
     Sums,
     names_text,
@@ -31,6 +32,7 @@ USUAL_TOLERANCE_OF_FALL = 1 / 3  # the same as a part of the fall; the larger to
 EVENTS = frozenset(
     {"policy_published", "rollout_started", "rollout_acknowledged", "rollout_promoted", "rollout_completed"}
 )
+MAX_REASON = 120  # characters of the reason of a revision in a sentence
 Key = tuple[str, int]  # policy and revision
 
 
@@ -66,7 +68,7 @@ def check_revision(evidence: Evidence) -> Finding | None:
     if not suspects:
         return None
     worst = max(suspects, key=lambda it: it.sums.lost(it.baseline) * (HIT_AS_USUAL if it.hit_as_usual else 1.0))
-    events = _events(evidence, worst)
+    events, facts = _events(evidence, worst), evidence.revisions.get((worst.policy, worst.revision))
     baseline = worst.baseline if worst.other_rate is None else worst.other_rate
     tokens = max(worst.sums.lost(baseline), 0.0)
     lost_by_placement = evidence.gap_growth("capacity", "delivered")
@@ -78,18 +80,31 @@ def check_revision(evidence: Evidence) -> Finding | None:
         CauseKind.REVISION,
         tokens,
         certainty * (HIT_AS_USUAL if worst.hit_as_usual else 1.0),
-        f"Revision {worst.revision} of policy {worst.policy} places {percent(worst.share)} of the tokens: hit rate "
-        f"{percent(worst.sums.rate)} instead of {percent(baseline)}.",
+        f"Revision {worst.revision} of policy {worst.policy}{_published(facts)} places "
+        f"{percent(worst.share)} of the tokens: hit rate {percent(worst.sums.rate)} instead of {percent(baseline)}.",
         f"Roll back to the revision before {worst.revision}, or roll it out as a canary with a guard.",
         {
             "policy": worst.policy,
             "revision": worst.revision,
+            "strategy": facts.strategy if facts else None,
+            "author": facts.author if facts else None,
+            "reason": facts.reason if facts else None,
             "share_ratio": round(worst.share, 3),
             "other_revisions_ratio": worst.other_rate,
             "normal_before_drop": worst.hit_as_usual,
             "events": [event.summary for event in events],
         },
     )
+
+
+def _published(facts: RevisionFacts | None) -> str:
+    """The strategy of a revision, and who published it, when and why, in brackets."""
+    if facts is None:
+        return ""
+    by = f" by {facts.author}" if facts.author else ""
+    at = f" at {facts.published_at:%H:%M:%S} UTC" if facts.published_at else ""
+    reason = facts.reason if len(facts.reason) <= MAX_REASON else f"{facts.reason[:MAX_REASON]}…"
+    return f" ({facts.strategy}, published{by}{at}{f': {reason}' if reason else ''})"
 
 
 def _events(evidence: Evidence, revision: GrownRevision) -> list[RelatedEvent]:

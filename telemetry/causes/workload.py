@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from telemetry.causes.evidence import CauseKind, Evidence, Finding, Period, Sums, percent, total
 from telemetry.causes.policies import has_new_revision, lost_at_other_replicas, lost_by_overflow
@@ -23,6 +23,7 @@ DESCRIBED = 0.97  # certainty if prompts were described
 BY_KEYS = 0.8
 NEW_PREFIX_GROWTH = 0.2  # of a group's prefixes: growth of the share that is new
 MIN_PROMPTS = 4  # described prompts that a period needs for a comparison
+MIN_NEVER_REPEATED = 0.8  # of the later half of new prompts: those that the earlier half does not have
 COMPARED = 40  # prompts of each period that are compared
 MIN_KNOWN = 0.25  # differences of a known kind, relative to those of none
 
@@ -45,8 +46,20 @@ def prompt_changes(evidence: Evidence) -> list[Change]:
     if evidence.group is not None:
         groups &= {evidence.group}
     changes = [_described_change(evidence, group) or _key_change(evidence, group) for group in sorted(groups)]
-    costly = [change for change in changes if change is not None and change.tokens > 0]
+    limited = [_limited(evidence, change) for change in changes if change is not None]
+    costly = [change for change in limited if change.tokens > 0]
     return sorted(costly, key=lambda change: change.tokens, reverse=True)
+
+
+def _limited(evidence: Evidence, change: Change) -> Change:
+    """The change with the tokens that no cache could have had, if its new prompts repeat and this is known.
+
+    What repeats and is not cached was lost to something else, such as caches that are too small for more prompts.
+    """
+    now, before = evidence.now.term_ratio("reachable"), evidence.before.term_ratio("reachable")
+    if change.keeps_changing or now is None or before is None:
+        return change
+    return replace(change, tokens=min(change.tokens, max(before - now, 0.0) * evidence.now.total.prompt))
 
 
 def check_prompt_change(evidence: Evidence) -> Finding | None:
@@ -87,7 +100,9 @@ def _described_change(evidence: Evidence, group: str) -> Change | None:
     share = len(new) / len(now)
     if share - _baseline_new_share(before) < NEW_PREFIX_GROWTH:
         return None
-    keeps_changing = len({structure.signature for structure in new}) > max(2, 0.3 * len(new))
+    # Not only different ones, but hardly one that occurred before: a few new prompts may be different ones that repeat.
+    is_varied = len({structure.signature for structure in new}) > max(2, 0.3 * len(new))
+    keeps_changing = is_varied and _baseline_new_share(new) > MIN_NEVER_REPEATED
     common = _most_common(_differences(new[-COMPARED:], before[-COMPARED:], among_new=keeps_changing))
     return Change(group, _lost(evidence, group), share, True, common, keeps_changing)
 

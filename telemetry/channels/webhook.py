@@ -14,6 +14,8 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from django.conf import settings
+
 from controlplane.services.checks import origin_of
 from telemetry.channels.base import ChannelKind, Config, DeliveryError, Field, Message, Receipt, origin, url
 from telemetry.channels.http_post import open_client, post, to_json
@@ -53,7 +55,8 @@ def signature(keys: Iterable[bytes], message_id: str, timestamp_s: int, body: by
 
 
 def _send(config: Config, message: Message) -> Receipt:
-    body = next((body for body in _bodies(message.payload) if len(body) <= MAX_BODY_BYTES), None)
+    payload = {**message.payload, "data": _with_urls(message.data, settings.PUBLIC_URL)}
+    body = next((body for body in _bodies(payload) if len(body) <= MAX_BODY_BYTES), None)
     if body is None:
         raise DeliveryError(f"the message is longer than {MAX_BODY_BYTES} bytes", retryable=False)
     keys = [secret_bytes(config[name]) for name in ("secret", "previous_secret") if name in config]
@@ -65,6 +68,16 @@ def _send(config: Config, message: Message) -> Receipt:
     }
     with open_client() as http:
         return post(http, config["url"], body, now=message.at, headers=headers)
+
+
+def _with_urls(data: Mapping[str, Any], site: str) -> dict[str, Any]:
+    """The data of a message, or one of its alerts, with URLs for the paths of ``links``; unchanged without a site."""
+    changes: dict[str, Any] = {}
+    if site and "links" in data:
+        changes["links"] = {name: f"{site}{path}" for name, path in data["links"].items()}
+    if "alerts" in data:
+        changes["alerts"] = [_with_urls(alert, site) for alert in data["alerts"]]
+    return {**data, **changes}
 
 
 def _bodies(payload: Mapping[str, Any]) -> Iterator[bytes]:

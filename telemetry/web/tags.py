@@ -15,6 +15,7 @@ from controlplane.errors import InvalidError
 from controlplane.web.tags import NOTHING, badge, count, percent, seconds
 from telemetry.alerts.kinds import KINDS
 from telemetry.causes import CauseKind
+from telemetry.causes.evidence_text import evidence_lines
 from telemetry.lab.chains import format_hash
 from telemetry.lab.predictions import Verdict
 from telemetry.lab.shared_cache import Advice
@@ -153,6 +154,9 @@ def cause_url(cause: dict[str, Any], policy_ids: dict[str, int]) -> str:
         return ""
     url = reverse("controlplane:policy-revisions", args=[policy_ids[cause["evidence"]["policy"]]])
     return f"{url}?before={cause['evidence']['revision'] + 1}"
+
+
+register.filter("evidence_lines", evidence_lines)
 
 
 @register.simple_tag

@@ -362,8 +362,9 @@ class Detector:
         return None if shortfall is None else (shortfall[1] * self._noise.factor) ** 0.5
 
     def _shortfalls(self) -> tuple[GroupShortfall, ...]:
+        tokens = sum(group.prompt for group in self._groups.values())
         shortfalls = [
-            GroupShortfall(name, group.usual, group.level.ratio, group.weighted / group.prompt)
+            GroupShortfall(name, group.usual, group.prompt / tokens, group.level.ratio, group.weighted / group.prompt)
             for name, group in self._groups.items()
             if group.prompt and group.level.ratio is not None
         ]

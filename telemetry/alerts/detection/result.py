@@ -47,6 +47,7 @@ class GroupShortfall:
 
     group: str
     share: float  # of the tokens before the drop
+    share_now: float  # of the tokens since the change point
     level: float
     ratio: float  # since the change point
 

@@ -181,7 +181,7 @@ def _figures(detection: Detection) -> dict[str, Any]:
         "comparable_since": _iso(detection.comparable_since),
         "worsened": detection.worsened,
         "drop_points": round(detection.shortfall / POINT, 2),
-        "share_ratio": round(min(sum(group.share for group in groups), 1.0), 4) if detection.groups else None,
+        "share_ratio": round(min(sum(group.share_now for group in groups), 1.0), 4) if detection.groups else None,
         "groups": [_group_figures(group) for group in groups],
         "score": round(detection.score, 3),
         "noise_points": None if detection.noise is None else round(detection.noise / POINT, 2),
@@ -197,10 +197,10 @@ def _figures(detection: Detection) -> dict[str, Any]:
 def _group_figures(group: GroupShortfall) -> dict[str, Any]:
     return {
         "name": group.group,
-        "share_ratio": round(group.share, 4),
+        "share_ratio": round(group.share_now, 4),
         "baseline_ratio": round(group.level, 4),
         "value_ratio": round(group.ratio, 4),
-        "drop_points": round(group.contribution / POINT, 2),
+        "drop_points": round((group.level - group.ratio) / POINT, 2),
     }
 
 
@@ -241,10 +241,11 @@ def _since(figures: Mapping[str, Any]) -> str:
     change_point = figures.get("onset")
     word = "after a second fall at" if figures.get("worsened") else "since"
     since = f" {word} {datetime.fromisoformat(change_point):%H:%M:%S} UTC" if change_point else ""
-    names = [group["name"] or "no task group" for group in (figures.get("groups") or ())[:NAMED_GROUPS]]
+    names = [group["name"] or "no task group" for group in figures.get("groups") or ()]
     if names in ([], ["no task group"]):
         return since
-    return f"{since}, in {', '.join(names)} ({percent(figures.get('share_ratio'))} of the tokens)"
+    more = f" and {len(names) - NAMED_GROUPS} more" if len(names) > NAMED_GROUPS else ""
+    return f"{since}, in {', '.join(names[:NAMED_GROUPS])}{more} ({percent(figures.get('share_ratio'))} of the tokens)"
 
 
 HIT_RATE_DROP = Kind(

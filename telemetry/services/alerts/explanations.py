@@ -10,14 +10,14 @@ from django.db import transaction
 from django.db.models import Q
 
 from controlplane.isolation import isolated_items
-from controlplane.models import Event, PeriodicTask, Pool
+from controlplane.models import Event, PeriodicTask, PolicyRevision, Pool
 from controlplane.services.policies.faults import clear_recovered, record_alert_cause
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import group_name
 from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import evaluate_rules, record_transition
 from telemetry.causes import Cause, Evidence, rank
-from telemetry.causes.evidence import CauseKind, DescribedPrompt, Period, RelatedEvent, find_change_point
+from telemetry.causes.evidence import CauseKind, DescribedPrompt, Period, RelatedEvent, RevisionFacts, find_change_point
 from telemetry.lab.breakdown import BIN, TERMS, Breakdown, bin_start
 from telemetry.lint.structure import PromptStructure
 from telemetry.metrics.windows import Window
@@ -64,13 +64,27 @@ def evidence_of(pool: Pool, group: str | None, baseline: Span, drop: Span) -> Ev
     bins = [one for span in (baseline, drop) for one in rule_sums.router_bins(pool.name, group, *span, step_s)]
     if not bins and group is None:
         bins = [one for span in (baseline, drop) for one in rule_sums.engine_bins(replicas, *span, step_s)]
+    now = _period(pool, group, replicas, *drop, until=drop[1])
     return Evidence(
-        _period(pool, group, replicas, *drop, until=drop[1]),
+        now,
         _period(pool, group, replicas, *baseline, until=drop[1]),
         _related_events(pool, drop[0] - EVENTS_BEFORE, drop[1]),
         find_change_point(bins),
         group,
+        _revisions({(route.policy, route.revision) for route in now.routes if route.policy}),
     )
+
+
+def _revisions(keys: set[tuple[str, int]]) -> dict[tuple[str, int], RevisionFacts]:
+    """The revisions that placed requests. One query."""
+    numbers = {number for _, number in keys}
+    rows = PolicyRevision.objects.filter(policy__name__in={policy for policy, _ in keys}, number__in=numbers)
+    names = ("policy__name", "number", "settings__strategy", "author__username", "reason", "published_at")
+    return {
+        (policy, number): RevisionFacts(strategy or "", author or "", reason, published_at)
+        for policy, number, strategy, author, reason, published_at in rows.values_list(*names)
+        if (policy, number) in keys
+    }
 
 
 def _period(

@@ -144,6 +144,22 @@ def for_a_moment(world: World) -> None:
     world.restart("r1")
 
 
+def at_full_replicas(world: World) -> None:
+    """The others take over its prompts, evict their own, and have not computed them all when it is back."""
+    world.stop("r1")
+    world.rate = RATE / 2
+    world.until(INCIDENT_S + 25)
+    world.restart("r1")
+    world.until(world.second + 20)
+    world.rate = RATE
+
+
+def with_a_revision(world: World) -> None:
+    """The same figures, and a revision that may be their cause."""
+    record_event(EventKind.POLICY_PUBLISHED, "Revision 2.", pool=world.pool, at=at(world.second))
+    at_full_replicas(world)
+
+
 def for_a_while(world: World) -> None:
     """``replica_down`` fires and ends while prompts still go back."""
     world.stop("r1")
@@ -208,6 +224,8 @@ def prompts_and_all(world: World) -> None:
     [
         (for_a_moment, False),
         (for_a_while, False),
+        (at_full_replicas, False),
+        (with_a_revision, True),
         (in_turn, False),
         (one_and_then_all, False),
         (without_decisions, False),
@@ -288,3 +306,13 @@ def test_the_whole_loss_at_a_cold_replica_is_attributed_to_it() -> None:
     now = [opening(2, "r1", 0.0), BEFORE_DROP[2]]
 
     assert explained_ratio(BEFORE_DROP, now, {"r1"}, cold={"r1"}) == pytest.approx(0.4)
+
+
+def test_replicas_that_took_over_much_may_have_evicted_what_they_had() -> None:
+    now = [opening(1, "r2", 0.0), opening(2, "r2", 0.2), opening(9, "r2", 0.0)]
+    control = explained_ratio(BEFORE_DROP, now, {"r1"})
+    crowded = explained_ratio(BEFORE_DROP, now, {"r1"}, may_crowd=True)
+    assert control is not None
+    assert crowded is not None
+    assert crowded > control
+    assert explained_ratio(BEFORE_DROP, [opening(9, "r2", 0.0)], {"r1"}, may_crowd=True) == 0.0
