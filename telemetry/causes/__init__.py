@@ -15,7 +15,7 @@ from dataclasses import replace
 from telemetry.causes import policies, replicas, workload
 from telemetry.causes.evidence import Cause, CauseKind, Evidence, Finding
 
-__all__ = ["Cause", "CauseKind", "Evidence", "rank"]
+__all__ = ["Cause", "CauseKind", "Evidence", "at_most_one", "rank"]
 
 CHECKS: tuple[Callable[[Evidence], Finding | None], ...] = (
     replicas.check_silent_engine,
@@ -44,10 +44,10 @@ def rank(evidence: Evidence) -> list[Cause]:
     findings = [finding for check in CHECKS if (finding := check(evidence)) is not None]
     causes = [_cause(finding, evidence) for finding in findings]
     likely = [cause for cause in causes if cause.confidence >= MIN_CONFIDENCE and _explains_enough(cause)]
-    return _not_above_one(sorted(likely, key=lambda cause: cause.confidence, reverse=True))
+    return at_most_one(sorted(likely, key=lambda cause: cause.confidence, reverse=True))
 
 
-def _not_above_one(causes: list[Cause]) -> list[Cause]:
+def at_most_one(causes: list[Cause]) -> list[Cause]:
     """The causes with whole percent as confidences whose sum is at most 1: they may explain the same tokens."""
     scale = 100 / max(sum(cause.confidence for cause in causes), 1.0)
     percents = [round(cause.confidence * scale) for cause in causes]

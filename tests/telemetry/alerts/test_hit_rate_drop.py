@@ -40,6 +40,21 @@ def test_a_drop_is_a_breach_with_its_level_change_point_and_task_groups():
     assert f"% since {T0 - timedelta(seconds=90):%H:%M:%S} UTC" in text
 
 
+def test_a_drop_names_its_task_groups_and_their_share_of_its_own_tokens():
+    """All four fall, and one of them has most of the tokens only since then."""
+    names = ("a", "b", "c", "d")
+    usual, now = dict.fromkeys(names, 0.25), {"a": 0.7, "b": 0.1, "c": 0.1, "d": 0.1}
+    verdict = verdict_after(Stretch(1800, 0.8, mix=usual), Stretch(90, dict.fromkeys(names, 0.3), mix=now))
+
+    figures = verdict.figures
+    assert {one["name"]: one["share_ratio"] for one in figures["groups"]} == pytest.approx(now, abs=0.05)
+    assert [one["drop_points"] for one in figures["groups"]] == pytest.approx([50] * 4, abs=10)
+    assert figures["share_ratio"] == pytest.approx(1.0)
+    text = KIND.summarize(Scope("chat"), SETTINGS, verdict)
+    named = ", ".join(one["name"] for one in figures["groups"][:3])
+    assert text.endswith(f"in {named} and 1 more (100.0 % of the tokens).")
+
+
 def test_a_rule_of_a_task_group_evaluates_only_this_group():
     falls = Stretch(90, {"chat": 0.8, "coding": 0.3, "support": 0.8})
 

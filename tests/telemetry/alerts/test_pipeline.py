@@ -340,3 +340,16 @@ def test_the_number_of_open_alerts_of_a_rule_is_limited(pool, monkeypatch):
     for second in (285, 290):
         evaluate(rule, second)
         assert states() == ["firing"] * 3
+
+
+def test_the_sentence_and_the_figures_of_an_alert_are_of_the_same_evaluation(r1, rule, channel):
+    """The rate goes on falling between the alert and its message."""
+    traffic(r1, 0, 240, 0.8)
+    traffic(r1, 240, 300, 0.3)
+    evaluate(rule, 300)
+    evaluate(rule, 310)
+    traffic(r1, 300, 330, 0.0)
+    evaluate(rule, 330)
+    alert = Alert.objects.get()
+    assert alert.value < 0.25
+    assert f"is {alert.value * 100:.1f} %, {(alert.baseline - alert.value) * 100:.1f} points below" in alert.summary

@@ -1,10 +1,13 @@
 """A revision is the cause of a drop only if its own requests lost tokens since it was published."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from telemetry.causes.evidence import Evidence, Period, RelatedEvent, Route, Sums
+from telemetry.causes import at_most_one, rank
+from telemetry.causes.evidence import Cause, Evidence, Period, RelatedEvent, RevisionFacts, Route, Sums
+from telemetry.causes.evidence_text import evidence_lines
 from telemetry.causes.policies import check_revision
 from tests.telemetry.conftest import T0
 
@@ -49,3 +52,42 @@ def test_a_revision_that_was_normal_since_its_event_is_not_named(rate, is_named)
     finding = check_revision(evidence(route(1, 5000, 0.8), route(2, 300, rate), ahead_s=60))
 
     assert (finding is not None) is is_named
+
+
+def test_the_sentence_names_the_strategy_the_author_and_the_reason():
+    facts = RevisionFacts("random", "admin", "try it", T0 - timedelta(seconds=30))
+    finding = check_revision(replace(evidence(route(1, 5000, 0.8)), revisions={("p", 2): facts}))
+
+    assert finding.summary == (
+        "Revision 2 of policy p (random, published by admin at 11:59:30 UTC: try it) places 100 % of the tokens: hit "
+        "rate 50 % instead of 80 %."
+    )
+
+
+def test_confidences_add_up_to_no_more_than_one():
+    """A revision and a prompt change that each explain nearly everything."""
+    causes = rank(replace(evidence(route(1, 5000, 0.8)), revisions={}))
+    several = [Cause(kind, share, "", {}, "") for kind, share in (("a", 0.84), ("b", 0.112), ("c", 0.069))]
+
+    assert [cause.confidence for cause in causes] == [0.85]
+    assert [cause.confidence for cause in at_most_one(several)] == [0.82, 0.11, 0.07]
+    assert [cause.confidence for cause in at_most_one(several[:2])] == [0.84, 0.11]
+
+
+def test_evidence_is_told_in_sentences():
+    facts = RevisionFacts("random", "admin", "try it", T0)
+    (cause,) = rank(replace(evidence(route(1, 5000, 0.8)), revisions={("p", 2): facts}))
+
+    assert evidence_lines(cause.as_json()) == [
+        "Explains 1,500,000 of 1,500,000 lost tokens (100 %).",
+        "Revision 2 of policy p, strategy random.",
+        "Published by admin: try it.",
+        "Share of the tokens now: 100 %.",
+        "Revision 2.",
+    ]
+    assert evidence_lines(
+        {"kind": "capacity", "evidence": {"gap_ratio": 0.37, "baseline_gap_ratio": 0.0, "new": 3}}
+    ) == [
+        "Evicted before it was used again: 37 %, 0 % before.",
+        "New: 3.",
+    ]

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import hmac
+import json
 from datetime import timedelta
 
 import pytest
@@ -161,3 +162,17 @@ def test_a_long_message_leaves_out_details_and_keeps_every_alert(receiver):
     (got,) = receiver.received
     assert [alert["alert"] for alert in got.payload["data"]["alerts"]] == list(range(20))
     assert len(got.body) < 20_000
+
+
+def test_links_are_urls_where_the_site_has_a_public_url(receiver, settings):
+    links = {"alert": "/alerts/7/", "pool": "/?pool=chat"}
+    one = {"summary": "a", "links": links}
+    message = Message("msg_1", T0, {"type": "alert.firing", "data": {"summary": "two", "alerts": [one]}})
+    send(receiver.url, Message("msg_2", T0, {"type": "alert.firing", "data": one}))
+    send(receiver.url, message)
+    settings.PUBLIC_URL = ""
+    send(receiver.url, message)
+
+    single, several, local = (json.loads(got.body)["data"] for got in receiver.received)
+    urls = {"alert": "https://warmpath.example/alerts/7/", "pool": "https://warmpath.example/?pool=chat"}
+    assert (single["links"], several["alerts"][0]["links"], local["alerts"][0]["links"]) == (urls, urls, links)
