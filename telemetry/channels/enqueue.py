@@ -92,7 +92,7 @@ def channels_to_catch_up() -> QuerySet[Channel]:
 def enqueue_missed(payloads: Mapping[int, Payload], now: datetime, *, sequences: Mapping[int, int]) -> None:
     """Notify channels that were added, enabled or changed of the alerts that fire already, each alert once."""
     notified = _notified(payloads)
-    channels = channels_to_catch_up()
+    channels = channels_to_catch_up().select_for_update(no_key=True).order_by("pk")  # a change of them is not missed
 
     def is_missed(channel: Channel, alert: int, payload: Payload) -> bool:
         return (channel.pk, alert) not in notified and _matches(channel, alert, payload)

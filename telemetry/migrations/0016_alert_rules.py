@@ -27,7 +27,7 @@ def add_default_rules(apps: Any, _: Any) -> None:
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('telemetry', '0013_notified_causes'),
+        ('telemetry', '0015_notification_alerts'),
     ]
 
     operations = [
