@@ -42,7 +42,7 @@ def _tables(request: HttpRequest, state: PageState) -> dict[str, Any]:
         "tiles": tiles,
         "cache": response_cache_figures(subject.pools, state.range.table) if has_cache else None,
         "read_at": tiles.read_at,
-        "router_outage": router_outage(now) if state.range.live else None,
+        "router_outage": router_outage(timezone.now()) if state.range.live else None,
         "scrape_gap": scrape_gap(tiles.read_at) if state.range.live and tiles.replicas_total else "",
         "replicas": replica_sort.apply(rows),
         "not_up": [row for row in rows if row.health in {"down", "stale"}],

@@ -390,7 +390,7 @@ def test_one_of_several_routers_is_a_warning_unless_another_replaced_it(fleet, n
     assert fleet.run(30) == kinds
     summaries = list(Alert.objects.values_list("severity", "summary"))
     left = "1 of 2" if new_router_s is None else "2 of 3"
-    text = f"Router router-2 is lost: no heartbeat for 46 s; {left} routers left."
+    text = f"Router router-2 is lost: no heartbeat for 61 s; {left} routers left."
     assert summaries == ([("warning", text)] if kinds else [])
 
 
