@@ -27,7 +27,7 @@ def add_default_rules(apps: Any, _: Any) -> None:
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('telemetry', '0016_prefill_rates'),
+        ('telemetry', '0017_decision_outcome'),
     ]
 
     operations = [
