@@ -26,7 +26,14 @@ from routing.admin.events import EventSpool, StateObserver
 from routing.http.tasks import Background, run_until_cancelled
 from routing.http.tls import Tls
 from routing.log import event, log_to_stderr
-from routing.process import notify_supervisor, return_large_blocks, signal_handlers, tune_garbage_collector
+from routing.process import (
+    few_files,
+    notify_supervisor,
+    raise_file_limit,
+    return_large_blocks,
+    signal_handlers,
+    tune_garbage_collector,
+)
 from routing.proxy.config_store import LastKnownGood, NackError, RetryLaterError, Signatures
 from routing.proxy.router import Router
 from routing.settings import ServeSettings, SettingsError, cache_store, read_settings
@@ -174,6 +181,8 @@ async def serve(settings: ServeSettings, make: MakeDataPlane = data_plane) -> No
                 return_large_blocks()
                 tune_garbage_collector()
                 event(logger, "serving", **api.build_info(__version__))
+                if (text := few_files()) is not None:
+                    event(logger, "few_open_files", level=logging.WARNING, reason=text)
                 _print_ready(server)
                 notify_supervisor("READY=1")
                 await stop.wait()
@@ -207,6 +216,7 @@ def main(argv: Sequence[str]) -> int:
 def run(argv: Sequence[str], read: Callable[[Sequence[str]], ServeSettings], make: MakeDataPlane) -> int:
     """Serve until a signal; 2 for wrong settings or a rejected configuration, 1 for other failures."""
     log_to_stderr()
+    raise_file_limit()
     try:
         uvloop.run(serve(read(argv), make))
     except (SettingsError, NackError) as error:

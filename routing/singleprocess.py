@@ -8,9 +8,10 @@ import socket
 from pathlib import Path
 
 from routing.admin.api import RouterView
-from routing.http.sockets import BACKLOG, bind, close_listeners, divert_new_connections
+from routing.http.sockets import bind, close_listeners, divert_new_connections
 from routing.log import event
 from routing.observability.span_export import open_span_export
+from routing.process import backlog
 from routing.proxy.client_connection import ClientConnection
 from routing.proxy.router import Router
 from routing.proxy.saved_residency import SavedResidency
@@ -74,7 +75,7 @@ class SingleProcess:
     async def _serve(self, **address: object) -> asyncio.Server:
         router = self.router
         tls = {"ssl": router.tls.server_context, "ssl_handshake_timeout": router.tls.handshake_s}
-        return await router.loop.create_server(lambda: ClientConnection(router), backlog=BACKLOG, **tls, **address)  # type: ignore[call-overload,no-any-return]
+        return await router.loop.create_server(lambda: ClientConnection(router), backlog=backlog(), **tls, **address)  # type: ignore[call-overload,no-any-return]
 
     def _stop_accepting(self) -> None:
         for server in self._servers:

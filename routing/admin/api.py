@@ -37,6 +37,7 @@ from routing.http.tasks import run_in_slices
 from routing.log import defect
 from routing.observability.decision_log import Record, format_hash
 from routing.observability.metrics import PREFIX, header, labels, process_lines
+from routing.process import few_files
 from routing.proxy.admission import PROMPT_PATHS, admit_request, rejection_of
 from routing.proxy.config_store import Applied, ConfigStore, NackError, RetryLaterError, Source
 from routing.proxy.prefill_leg import check_parameters, plan_prefill
@@ -184,7 +185,9 @@ class AdminPort:
         reason = self._view.not_ready_reason
         if reason is not None:
             return _json({"status": "not_ready", "reason": reason}, status=503)
-        return _json({"status": "ready", "revision": self._view.store.revision})
+        text = few_files()
+        warning = {} if text is None else {"warning": text}
+        return _json({"status": "ready", "revision": self._view.store.revision, **warning})
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus text. ``?buckets=fine``: histograms with all non-empty buckets."""

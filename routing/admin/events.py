@@ -29,6 +29,7 @@ import msgspec
 from routing.admin.api import View
 from routing.health.circuit_breaker import State
 from routing.log import event
+from routing.process import check_regular_file, read_regular_file
 from routing.proxy.config_store import Source
 
 logger = logging.getLogger(__name__)
@@ -98,6 +99,7 @@ class EventSpool:
         """Whether the disk accepted the events; a rejection is logged once."""
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_regular_file(path)
             with path.open(mode) as file:
                 file.write(b"".join(map(_line, events)))
             if replaces is not None:
@@ -119,7 +121,7 @@ def _line(stored: RouterEvent) -> bytes:
 def _read(path: Path) -> list[RouterEvent]:
     """The events of a file, without damaged lines."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_regular_file(path).split(b"\n")
     except OSError:
         return []
     events = []

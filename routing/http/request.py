@@ -186,6 +186,7 @@ class Request:
         "cache_digest",
         "grant",
         "head",
+        "held_bytes",
         "is_large",
         "layout",
         "model_span",
@@ -202,6 +203,7 @@ class Request:
         self.grant: Grant | None = None  # of its API key, if keys are required
         self.omits_usage = False  # streamed, and the client did not ask for usage
         self.is_large = is_large(body)  # another process reads it
+        self.held_bytes = 0  # of a large body, as counted in the sum of all
         self.layout: Layout | None = None  # of a large body
         self.model_span: tuple[int, int] | None = None  # of the model's name in a form
         self.cache_digest = b""  # of its bytes, if its task group may have a response cache

@@ -28,7 +28,6 @@ from routing.log import event
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 2048  # connections that the kernel queues until they are accepted
 HANDSHAKE_S = 1.0  # a connection whose handshake has started is in the accept queue by then
 QUEUE_DEADLINE_S = 5.0
 _POLL_S = 0.02

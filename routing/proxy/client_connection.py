@@ -37,10 +37,12 @@ from routing.http.request import (
 )
 from routing.http.response import CachedHead, Header, LocalResponse, RejectedRequestError, encode_local_response
 from routing.log import defect
+from routing.process import REFUSED_AT_ONCE
 from routing.proxy.exchange import Exchange
 from routing.proxy.router import CloseReason, Router
 
 PIECE_PARSED_BYTES: Final = 2048  # of a read, before other connections may continue
+LONG_BODY_BYTES: Final = 512 << 10
 PIECE_BYTES: Final = 4096  # a shorter piece of a body is joined to the next one
 
 
@@ -61,6 +63,7 @@ class RequestReader:
         "_allowed_head",
         "_grace_until",
         "_headers",
+        "_long",
         "_paced_head",
         "_parser",
         "_pieces",
@@ -94,6 +97,7 @@ class RequestReader:
         self._target = b""
         self._headers: list[Header] = []
         self._pieces: list[bytes] = []
+        self._long: bytearray | None = None  # a body that has become long; pieces would fragment the heap
         self._unfinished_bytes = 0  # of the body, as counted in the router's total
 
     # --- called by the connection ---
@@ -145,7 +149,7 @@ class RequestReader:
         self.queue.append(rejection)
         self.in_message = False
         self.head = None
-        self._pieces = []
+        self._pieces, self._long = [], None
         self._count_unfinished()
         self.ignores_input = self.is_rejected = True
 
@@ -171,7 +175,7 @@ class RequestReader:
     def close(self) -> None:
         """The connection has ended."""
         self.ignores_input = True
-        self.head = None
+        self.head = self._long = None
         self._count_unfinished()
         self.queue.clear()
 
@@ -201,7 +205,7 @@ class RequestReader:
         self.in_message = True
         self._target = b""
         self._headers = []
-        self._pieces = []
+        self._pieces, self._long = [], None
         self.body_bytes = 0
 
     def on_url(self, url: bytes) -> None:
@@ -224,8 +228,14 @@ class RequestReader:
         self.wants_continue = head.expects_continue
 
     def on_body(self, data: bytes) -> None:
-        self._pieces.append(data)
         self.body_bytes += len(data)
+        if self._long is not None:
+            self._long += data
+        elif self.body_bytes > LONG_BODY_BYTES:
+            self._long = bytearray(b"".join(self._pieces) + data)
+            self._pieces.clear()
+        else:
+            self._pieces.append(data)
         if self.body_bytes > self._router.limits.max_body_bytes:
             raise body_too_large(self._router.limits)
 
@@ -237,7 +247,11 @@ class RequestReader:
         self.received_bytes = 0
         pieces, self._pieces = self._pieces, []
         head.keep_alive = self._parser.should_keep_alive()
-        self.queue.append(self._router.request(head, pieces[0] if len(pieces) == 1 else b"".join(pieces)))
+        if self._long is not None:
+            body, self._long = bytes(self._long), None
+        else:
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self.queue.append(self._router.request(head, body))
         if not head.keep_alive:
             self.ignores_input = True
 
@@ -255,7 +269,8 @@ class RequestReader:
         unfinished = self.body_bytes if self.head is not None else 0
         router.unfinished_body_bytes += unfinished - self._unfinished_bytes
         self._unfinished_bytes = unfinished
-        if unfinished and router.unfinished_body_bytes > router.limits.max_unfinished_body_bytes:
+        all_bytes = router.unfinished_body_bytes + router.services.held_body_bytes
+        if unfinished and all_bytes > router.limits.max_unfinished_body_bytes:
             message = "too many bodies are being received at once"
             self.reject(RejectedRequestError(503, message, retry_after_s=1, must_close=True))
 
@@ -369,8 +384,22 @@ class ClientConnection(asyncio.Protocol):
             self._reset(CloseReason.LIMIT)  # costs less than a response, before which a request would have to be read
             return
         router.clients.add(self)
+        if router.max_clients is not None and len(router.clients) > router.max_clients:
+            router.on_refused()
+            self._refuse(CloseReason.FILES)
+            return
         limits = router.limits  # a connection without a byte costs as much as an idle one, and waits as long
         router.deadlines.arm(self, max(limits.keep_alive_timeout_s, limits.header_timeout_s))
+
+    def _refuse(self, reason: CloseReason) -> None:
+        """Respond 503 before a request is read, because the process has too few descriptors for it."""
+        router, self._close_reason = self._router, reason
+        rejection = RejectedRequestError(503, "this router has too many connections", retry_after_s=1, must_close=True)
+        router.services.metrics.count_rejected(rejection.status)
+        self.respond(None, rejection.response(b""), keep_alive=False)
+        if len(router.clients) <= (router.max_clients or 0) + REFUSED_AT_ONCE:
+            self._reader.is_rejected = True  # let the client read it
+        self._close(reason)
 
     def data_received(self, data: bytes) -> None:
         router = self._router

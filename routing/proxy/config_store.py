@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from routing.log import event
+from routing.process import create_regular_file, read_regular_file
 from routing.schema import ConfigError, LoadedSnapshot, Signature, key_id, load_snapshot
 
 _MAGIC = b"warmpath-config-1"
@@ -55,7 +56,7 @@ class LastKnownGood:
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         new_path = self.folder / f"{CURRENT}.new"
-        with os.fdopen(os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with os.fdopen(create_regular_file(new_path), "wb") as file:
             file.write(b"%b\n%b" % (_header(document), document))
             file.flush()
             os.fsync(file.fileno())
@@ -78,7 +79,7 @@ class LastKnownGood:
 def _read(path: Path) -> bytes | None:
     """The document of a file; None if the file is missing or corrupt."""
     try:
-        header, _, document = path.read_bytes().partition(b"\n")
+        header, _, document = read_regular_file(path).partition(b"\n")
     except OSError:
         return None
     if header != _header(document):

@@ -632,6 +632,8 @@ class Exchange:
         del self._placement_request, self._decision
         self._prefill = self._prelude = None
         request.body = b""
+        if request.held_bytes:
+            self._services.release_body(request)
         self._retry_state = None
         keep_alive = request.head.keep_alive and not self._services.is_draining
         relay.send_head(request, record, data, last=last, keep_alive=keep_alive)
@@ -717,6 +719,8 @@ class Exchange:
         except Exception as error:  # noqa: BLE001 - an error in accounting must not fail a client
             defect(logger, error, "accounting")
         finally:
+            if self._request.held_bytes:
+                self._services.release_body(self._request)
             if self._pending_body is not None:
                 self._pending_body.cancel()
             if self._lookup is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
 from ipaddress import IPv6Address, ip_address
+from math import inf
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -29,6 +31,8 @@ from routing.http.response import (
 from routing.http.tasks import Background, Periodic, run_in_slices
 from routing.http.tls import Tls
 from routing.limits.concurrency import SharedLimits
+from routing.log import event
+from routing.process import file_limit, max_clients
 from routing.proxy.admission import FORM_PATHS, PROMPT_PATHS, RETRY_AFTER_S, model_response, models_response
 from routing.proxy.config_store import ConfigStore, LastKnownGood, Signatures, Swap
 from routing.proxy.exchange import Exchange
@@ -44,7 +48,10 @@ from routing.upstream.pool import Address, ConnectionPool
 if TYPE_CHECKING:
     from routing.response_cache.store import Store
 
+logger = logging.getLogger(__name__)
+
 HOUSEKEEPING_S: Final = 0.25
+REFUSED_LOG_S: Final = 60.0
 HEALTH: Final = b"/health"
 MODELS: Final = b"/v1/models"
 POST: Final = b"POST"
@@ -67,6 +74,7 @@ class CloseReason(StrEnum):
     INCOMPLETE = "incomplete"  # reset, because the rest of a response is missing
     DRAINING = "draining"  # the router shuts down
     LIMIT = "limit"  # the limit of connections of its address
+    FILES = "files"  # the limit of open files of the process
 
 
 class ConnectionLimit:
@@ -152,6 +160,8 @@ class Router:
         self.active: ActiveConfiguration | None = None
         self.clients: set[Downstream] = set()
         self.connection_limit = ConnectionLimit()
+        self.max_clients = max_clients()  # by the limit of open files; None: no limit
+        self._refused_logged_at = -inf
         self.closed: Counter[CloseReason] = Counter()  # client connections, since the process started
         self.unfinished_body_bytes = 0  # of bodies that are still being received
         self.requests = 0  # accepted since the process started
@@ -164,6 +174,15 @@ class Router:
     def is_draining(self) -> bool:
         """Whether the router accepts no new connections and finishes the requests that it has."""
         return self.services.is_draining
+
+    def on_refused(self) -> None:
+        """Log, once a minute, that clients are refused because files are few."""
+        now = self.loop.time()
+        if now - self._refused_logged_at >= REFUSED_LOG_S:
+            self._refused_logged_at = now
+            refused = self.closed[CloseReason.FILES] + 1
+            facts = {"limit": self.max_clients, "refused": refused, "open_files": file_limit()}
+            event(logger, "clients_refused", level=logging.WARNING, **facts)
 
     # --- requests ---
 
@@ -190,8 +209,20 @@ class Router:
 
     def open(self, client: Downstream, request: Request) -> Exchange | LocalResponse:
         """Start an exchange, or respond without a replica; RejectedRequestError by path, method, key or limit."""
+        if request.is_large:
+            self._hold_body(request)
         accepted = self.accept(request)
-        return accepted if isinstance(accepted, LocalResponse) else Exchange(self.services, accepted, client, request)
+        if isinstance(accepted, LocalResponse):
+            return accepted
+        self.services.held_body_bytes += request.held_bytes
+        return Exchange(self.services, accepted, client, request)
+
+    def _hold_body(self, request: Request) -> None:
+        """Count a large body until it is dropped; RejectedRequestError if all of them together are too large."""
+        size, services = len(request.body), self.services
+        if self.unfinished_body_bytes + services.held_body_bytes + size > self.limits.max_unfinished_body_bytes:
+            raise RejectedRequestError(503, "too many large bodies at once", retry_after_s=RETRY_AFTER_S)
+        request.held_bytes = size
 
     def accept(self, request: Request) -> ActiveConfiguration | LocalResponse:
         """Count a request as in flight, or respond without a replica; RejectedRequestError as ``open``."""

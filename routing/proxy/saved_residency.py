@@ -35,6 +35,7 @@ from routing.health.checks import ActiveFleet, Balancer
 from routing.health.engine_probe import MAX_METRICS_BYTES
 from routing.http.tasks import Background, run_in_slices, run_until_cancelled
 from routing.log import event
+from routing.process import create_regular_file, read_regular_file
 from routing.types import TargetId
 from routing.upstream.client import fetch_response
 from routing.upstream.pool import Address
@@ -227,7 +228,7 @@ def _write(path: Path, snapshot: Snapshot) -> None:
     content = msgspec.msgpack.encode(snapshot)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     new_path = path.with_name(f"{path.name}.new")
-    with os.fdopen(os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    with os.fdopen(create_regular_file(new_path), "wb") as file:
         file.write(b"%b %b\n" % (_MAGIC, hashlib.sha256(content).hexdigest().encode()))
         file.write(content)
     new_path.replace(path)
@@ -249,7 +250,7 @@ def _read(path: Path) -> Snapshot | None:
     try:
         if path.stat().st_size > 2 * MAX_BYTES:
             return None
-        header, _, content = path.read_bytes().partition(b"\n")
+        header, _, content = read_regular_file(path).partition(b"\n")
         if header != b"%b %b" % (_MAGIC, hashlib.sha256(content).hexdigest().encode()):
             event(logger, "residency_file_ignored", level=logging.WARNING, file=path.name, reason="damaged")
             return None

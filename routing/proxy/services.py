@@ -24,6 +24,7 @@ from routing.upstream.pool import ConnectionPool
 
 if TYPE_CHECKING:
     from routing.health.checks import Balancer
+    from routing.http.request import Request
     from routing.response_cache.keys import RequestDigests
     from routing.response_cache.store import Store
     from routing.types import NoReplicaError
@@ -73,6 +74,7 @@ class Services:
         self.structure_sampler = StructureSampler()
         self.tracer: Tracer | None = None  # None: nothing is traced
         self.is_draining = False
+        self.held_body_bytes = 0  # of large bodies that were received and may still be needed
         self.in_flight = 0  # requests that have not ended
         self.idle = asyncio.Event()  # set at the end of the last request of a draining router
 
@@ -81,6 +83,11 @@ class Services:
         while self.in_flight:
             self.idle.clear()
             await self.idle.wait()
+
+    def release_body(self, request: Request) -> None:
+        """Stop counting a large body, which is dropped."""
+        self.held_body_bytes -= request.held_bytes
+        request.held_bytes = 0
 
     def end_warm_up_early(self, error: NoReplicaError) -> bool:
         """Let replicas that are warming up take traffic because no other can serve; False if there are none."""

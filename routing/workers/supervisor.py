@@ -18,10 +18,11 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from routing.http.sockets import BACKLOG, close_listeners, divert_new_connections
+from routing.http.sockets import close_listeners, divert_new_connections
 from routing.http.tasks import Background, run_until_cancelled
 from routing.http.tls import TlsFiles
 from routing.log import defect, event
+from routing.process import backlog
 from routing.proxy.config_store import LastKnownGood, Signatures
 from routing.proxy.shutdown import LINGER_S
 from routing.workers.messages import CallRejectedError, WorkerOptions
@@ -111,7 +112,7 @@ class Supervisor:
         """Start all workers, give them the configuration, and let them accept from these sockets."""
         self._sockets = sockets
         for listening in chain(*sockets):
-            listening.listen(BACKLOG)
+            listening.listen(backlog())
         await asyncio.gather(*(self._replace(slot) for slot in range(self.workers)))
         await self.store.start(document)
         self._is_open = True

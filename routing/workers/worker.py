@@ -23,13 +23,12 @@ import uvloop
 from routing import __version__
 from routing.admin.api import RouterView
 from routing.http.response import RejectedRequestError
-from routing.http.sockets import BACKLOG
 from routing.http.tasks import Background, Periodic, run_in_slices
 from routing.http.tls import Tls
 from routing.log import event, log_to_stderr
 from routing.observability.decision_log import MAX_BYTES, MAX_RECORDS, DecisionRing
 from routing.observability.span_export import open_span_export
-from routing.process import return_large_blocks, tune_garbage_collector
+from routing.process import backlog, return_large_blocks, tune_garbage_collector
 from routing.proxy.client_connection import ClientConnection
 from routing.proxy.config_store import Swap
 from routing.proxy.router import Router
@@ -149,7 +148,7 @@ class Worker:
         return await router.loop.create_server(
             lambda: ClientConnection(router),
             sock=socket.socket(fileno=os.dup(fd)),
-            backlog=BACKLOG,
+            backlog=backlog(),
             ssl=tls.server_context,
             ssl_handshake_timeout=tls.handshake_s,
         )
