@@ -51,5 +51,9 @@ class Migration(migrations.Migration):
             name='kind',
             field=models.CharField(choices=[('hit_rate_drop', 'Hit rate drop'), ('hit_rate_floor', 'Hit rate floor'), ('prediction_gap', 'Prediction gap'), ('ttft_objective', 'TTFT objective'), ('error_ratio', 'Error ratio'), ('traffic_vanished', 'Traffic vanished'), ('replica_down', 'Replica down'), ('metrics_unreadable', 'Metrics unreadable'), ('replica_ejected', 'Replica ejected'), ('kv_pressure', 'KV pressure'), ('load_skew', 'Load skew'), ('cache_store_down', 'Response cache store down'), ('cache_share_drop', 'Response cache hit share drop'), ('semantic_cache_precision', 'Semantic cache precision'), ('router_lost', 'Router lost'), ('rollout_stuck', 'Configuration not converged'), ('evaluator_lag', 'Telemetry behind'), ('no_data', 'No data')], default='hit_rate_drop', max_length=32),
         ),
-        migrations.RunPython(add_default_rules, migrations.RunPython.noop),
+        migrations.RunPython(
+            add_default_rules,
+            migrations.RunPython.noop,
+            hints={"brief": "inserts four rows for each pool; changes no row"},
+        ),
     ]
