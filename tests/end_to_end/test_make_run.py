@@ -109,8 +109,10 @@ def test_a_bad_canary_on_half_of_the_prefixes_is_rolled_back_automatically(stack
     tab.get_by_text("Steps and analysis of a gradual rollout").click()
     for name, value in {"shares": "50", "observe_min": "1", "warm_up_s": "4", "min_requests": "30"}.items():
         tab.locator(f"[name$='{name}']").fill(value)
+    for confirmation in tab.get_by_label("Publish these settings again").all():  # where an alert of the tour named them
+        confirmation.check()
     tab.get_by_role("button", name=re.compile("Publish revision")).click()
-    expect(tab.get_by_role("status").first).to_be_visible()
+    expect(tab.locator(".messages")).to_be_visible()
     rollout = rest.get("rollouts", params={"policy": "default"}).json()["results"][0]  # the newest
     tab.goto(f"/rollouts/{rollout['id']}/")
     expect(tab.get_by_role("heading", name="Canary: 50 % of prefixes")).to_be_visible()

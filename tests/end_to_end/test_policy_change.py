@@ -94,7 +94,7 @@ def test_without_scripts(site, policy):
     page.get_by_role("link", name="prefix_hash").click()
     page.get_by_label("Load factor").fill("0")
     page.get_by_role("button", name="Save draft").click()
-    expect(page.locator(".error", has_text="at least 1.0")).to_be_visible()
+    expect(page.locator("#id_load_factor_error", has_text="at least 1.0")).to_be_visible()
     page.get_by_label("Load factor").fill("1.5")
     page.get_by_role("button", name="Save draft").click()
     page.get_by_label("Reason").fill("Warm prompts")
@@ -104,7 +104,7 @@ def test_without_scripts(site, policy):
     page.get_by_label("Reason").fill("TTFT doubled")
     page.get_by_label("Type chat to confirm").fill("Chat")
     page.get_by_role("button", name="Roll back to revision 1").click()
-    expect(page.locator(".error", has_text="This is not chat. Nothing was changed.")).to_be_visible()
+    expect(page.locator("#id_typed_error", has_text="This is not chat. Nothing was changed.")).to_be_visible()
     page.get_by_label("Type chat to confirm").fill("chat")
     page.get_by_role("button", name="Roll back to revision 1").click()
 
