@@ -58,6 +58,11 @@ class Wire:
     def is_closing(self) -> bool:
         return False
 
+    def pause_reading(self) -> None:
+        pass
+
+    resume_reading = pause_reading
+
     def get_extra_info(self, _: str) -> None:
         return None
 

@@ -15,7 +15,6 @@ from routing.http.auth import Grant
 from routing.http.request import Request, RequestHead
 from routing.prompt.hashing import PrefixHasher
 from routing.proxy.admission import Admission, admit_request
-from routing.proxy.resources import StoredResponses
 from routing.schema import (
     ApiKey,
     Caps,
@@ -237,7 +236,7 @@ def test_a_session_id_is_a_different_session_for_each_tenant() -> None:
     for key in snapshot.access.keys if snapshot.access else ():
         request = Request(RequestHead(b"POST", CHAT, http11=True), chat_body(user="alice"), "id")
         request.grant = Grant(key, snapshot.hash_secret, shared=None)
-        placement_request = admit_request(request, admission, StoredResponses())
+        placement_request = admit_request(request, admission)
         served = placement.models.resolve(placement_request.model)
         sessions.append(RequestKeys(placement_request, served, PrefixHasher(SECRET), Tier1(), TokenRatio()).session)
     assert None not in sessions

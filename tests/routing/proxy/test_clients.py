@@ -118,7 +118,7 @@ ELSEWHERE = [
     b"*",
     b"/v1",
     b"/v1/",
-    b"/v1/chat/completions/",
+    b"/v1/chat/completions//",
     b"//v1/chat/completions",
     b"/v1//chat/completions",
     b"/V1/chat/completions",

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from routing.proxy.admission import FORM_PATHS, PROMPT_PATHS
+from routing.proxy.resources import ResponseIds
 from routing.schema import (
     DEFAULT_SESSION_KEYS,
     PER_REQUEST_HEADERS,
@@ -20,6 +21,7 @@ from routing.schema import (
     dump_snapshot,
     load_snapshot,
 )
+from routing.types import TargetId
 from tests.fakes.replica import FakeReplica, answering
 from tests.routing.proxy.harness import (
     Harness,
@@ -225,8 +227,10 @@ async def test_a_path_that_the_pool_does_not_serve_is_not_found_in_the_form_of_i
 async def test_stored_responses_belong_to_the_path_that_made_them(replica: FakeReplica) -> None:
     replica.script = answering(b'{"id": "resp_1", "object": "response"}')
     for paths, status in (((DataPath.CHAT_COMPLETIONS,), 404), ((DataPath.RESPONSES,), 200), (None, 200)):
-        async with routed(with_pool(config([replica]), paths=paths)) as harness, harness.connect() as client:
-            await client.send(get(b"/v1/responses/resp_1"))
+        whole = with_pool(config([replica]), paths=paths)
+        response_id = ResponseIds(whole).new_id(TargetId(replica.name), None, None)
+        async with routed(whole) as harness, harness.connect() as client:
+            await client.send(get(b"/v1/responses/" + response_id.encode()))
             assert (await client.read_response()).status == status
 
 

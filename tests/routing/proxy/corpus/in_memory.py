@@ -61,6 +61,13 @@ class Wire:
         return None
 
 
+async def feed(client: ClientConnection, data: bytes) -> None:
+    """Have a connection read some bytes, also those that it puts off while the event loop is busy."""
+    client.data_received(data)
+    while client.is_deferred:
+        await asyncio.sleep(0)
+
+
 Outcome = tuple[list[tuple[Any, ...]], list[bytes], bool]
 
 
@@ -70,7 +77,7 @@ async def outcome(router: RecordingRouter, *pieces: bytes) -> Outcome:
     client = ClientConnection(router)
     client.connection_made(wire)  # type: ignore[arg-type]
     for piece in pieces:
-        client.data_received(piece)
+        await feed(client, piece)
     await asyncio.sleep(0)  # coalesced writes leave at the end of the iteration
     client.connection_lost(None)
     lines = [line for line in wire.written.split(b"\r\n") if line.startswith(b"HTTP/1.1 ") and b" 100 " not in line]

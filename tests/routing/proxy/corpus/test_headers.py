@@ -7,7 +7,7 @@ import pytest
 from tests.fakes.replica import FakeReplica, answering
 from tests.routing.proxy.harness import config, routed
 
-OURS = {b"host", b"content-length", b"x-request-id"}
+OURS = {b"accept-encoding", b"host", b"content-length", b"x-request-id"}
 HOP_BY_HOP = (
     *(b"Keep-Alive: 5", b"TE: trailers", b"Trailer: X-A", b"Proxy-Authorization: x", b"Proxy-Authenticate: Basic"),
     *(b"Proxy-Connection: keep-alive", b"Upgrade: x"),

@@ -9,7 +9,7 @@ import pytest
 from routing.http.request import Request, RequestHead
 from routing.http.response import VARYING_REQUEST_HEADERS, CachedHead, HeaderCache, LocalResponse
 from routing.proxy.client_connection import ClientConnection
-from tests.routing.proxy.corpus.in_memory import ROUNDS, RecordingRouter, Wire, damaged, outcome
+from tests.routing.proxy.corpus.in_memory import ROUNDS, RecordingRouter, Wire, damaged, feed, outcome
 from tests.routing.proxy.corpus.readers import by_aiohttp, by_h11
 from tests.routing.proxy.corpus.requests import (
     CHUNKED,
@@ -59,7 +59,7 @@ async def test_a_body_in_tiny_reads_is_stored_in_few_pieces(size: int) -> None:
     sent = START + HOST + CHUNKED + END + chunks + b"0\r\n\r\n"
     most = 0
     for start in range(0, len(sent), size):
-        client.data_received(sent[start : start + size])
+        await feed(client, sent[start : start + size])
         most = max(most, len(client._reader._pieces))
     client.connection_lost(None)
     assert [heard[3] for heard in router.heard] == [body]
