@@ -132,7 +132,7 @@ def _notified(alerts: Mapping[int, Payload]) -> frozenset[tuple[int, int]]:
     """(channel, alert) of the messages about some alerts that were delivered or are pending. One query."""
     messages = Notification.objects.filter(alert_ids__overlap=list(alerts)).exclude(state=NotificationState.FAILED)
     started = [payload["data"].get("started_at") for payload in alerts.values()]
-    if all(started):
+    if started and all(started):
         messages = messages.filter(created_at__gte=datetime.fromisoformat(min(started)) - CLOCK_DIFFERENCE)
     rows = messages.order_by().values_list("channel", "alert_ids").distinct()
     return frozenset((channel, alert) for channel, alert_ids in rows for alert in alert_ids if alert in alerts)
