@@ -19,7 +19,7 @@ from controlplane.api.pagination import NewestFirst, newest_first
 from controlplane.api.viewsets.base import NUMBER, BaseViewSet, ReadViewSet, validated_body
 from controlplane.models import Pool
 from telemetry.models import Prediction, PredictionState, WhatIf, WhatIfState
-from telemetry.services.lab.sweeps import create_sweep
+from telemetry.services.lab.sizing import create_sweep
 from telemetry.services.lab.what_ifs import cancel_what_if, create_what_if, trace_lines
 
 

@@ -22,10 +22,9 @@ from telemetry.models.notification import (
     OutboxState,
     ShortLink,
 )
-from telemetry.models.prediction import OPEN_PREDICTIONS, Prediction, PredictionState
 from telemetry.models.reading import BucketLayout, Reading, RollupRepair, RollupState, RouterReading
 from telemetry.models.scrape import STARTING_S, Health, MetricsServer, ReadPool, ScrapeShard, ScrapeState
-from telemetry.models.what_if import WhatIf, WhatIfState
+from telemetry.models.what_if import OPEN_PREDICTIONS, Prediction, PredictionState, WhatIf, WhatIfState
 
 __all__ = [
     "OPEN_PREDICTIONS",

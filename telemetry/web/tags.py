@@ -15,7 +15,7 @@ from controlplane.errors import InvalidError
 from controlplane.web.tags import NOTHING, badge, count, percent, seconds
 from telemetry.alerts.kinds import KINDS
 from telemetry.causes import CauseKind
-from telemetry.causes.evidence_text import evidence_lines
+from telemetry.causes.evidence import evidence_lines
 from telemetry.lab.chains import format_hash
 from telemetry.lab.predictions import Verdict
 from telemetry.lab.shared_cache import Advice

@@ -7,7 +7,7 @@ from typing import Any
 from django import forms
 
 from controlplane.models import PolicyRevision
-from controlplane.services.policies.faults import fault_text, faulted_revision
+from controlplane.services.policies.lifecycle import fault_text, faulted_revision
 from controlplane.services.policies.rollout_plans import OBSERVE_S, SHARES, GuardLimits, Plan, RolloutPlan, make_plan
 from controlplane.web.forms.base import DEFAULTS_APPLY, Form, Section, SectionedForm
 

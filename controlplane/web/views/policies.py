@@ -17,10 +17,10 @@ from controlplane.database.transactions import repeatable_read
 from controlplane.errors import PredictionRequiredError
 from controlplane.models import PolicyRevision, Pool, RevisionState, Rollout, RolloutState, RoutingPolicy, TaskGroup
 from controlplane.services.impact.compare import current_fleet, effects_of_settings, warnings_of_settings
-from controlplane.services.policies.faults import last_healthy_revision
 from controlplane.services.policies.lifecycle import (
     create_policy,
     discard_draft,
+    last_healthy_revision,
     publish_revision,
     remove_policy,
     save_draft,

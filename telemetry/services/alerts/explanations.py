@@ -11,7 +11,7 @@ from django.db.models import Q
 
 from controlplane.isolation import isolated_items
 from controlplane.models import Event, PeriodicTask, PolicyRevision, Pool
-from controlplane.services.policies.faults import clear_recovered, record_alert_cause
+from controlplane.services.policies.lifecycle import clear_recovered, record_alert_cause
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import group_name
 from telemetry.alerts.notifications import notify_due

@@ -30,12 +30,12 @@ from telemetry.lab.breakdown import BIN, MINUTE, bin_start
 from telemetry.lab.capacity import CapacityCurve as CurveBuilder
 from telemetry.lab.captured import fit_engine
 from telemetry.lab.chains import Prompts, Requests, depth_error
-from telemetry.lab.placements import compare_placements
 from telemetry.lab.replay import MAX_BLOCKS_PER_MINUTE, MAX_ENTRIES, BinSums, Replay, StateError, dump, load
 from telemetry.lab.shared_cache import Gaps
+from telemetry.lab.worth import compare_placements
 from telemetry.metrics.windows import Window
 from telemetry.models import BreakdownBin, CapacityCurve, DecisionCursor, ReplayState
-from telemetry.services.lab.prefill_rates import learnt_rate
+from telemetry.services.lab.costs import learnt_rate
 from telemetry.storage import decisions
 from telemetry.storage.decisions import captured_between
 from telemetry.storage.locks import BREAKDOWN, advisory_lock

@@ -21,7 +21,7 @@ from telemetry.metrics.rates import ratio, sum_known
 from telemetry.metrics.windows import ReachableShare, Window
 from telemetry.services.figures.overview import quantile_s
 from telemetry.services.figures.series import fit_window
-from telemetry.services.lab.prefill_rates import prefill_rate_of
+from telemetry.services.lab.costs import prefill_rate_of
 from telemetry.storage import sums
 from telemetry.storage.dimension_sums import route_sums
 from telemetry.storage.reachable import reachable_by_group, reachable_share

@@ -23,7 +23,7 @@ from telemetry.metrics.rates import sum_known
 from telemetry.metrics.windows import PointState, Window
 from telemetry.models import CapacityCurve, ScrapeState
 from telemetry.services.figures.overview import SILENT_INTERVALS, Pools, health_of, replicas_of
-from telemetry.services.lab.sweeps import newest_sweep
+from telemetry.services.lab.sizing import newest_sweep
 from telemetry.storage.sums import Gauges, Hits, hit_sums_by_set, mean_gauge, newest_gauges
 
 PEAK_S, STEP_S = 3600.0, 60.0

@@ -17,8 +17,7 @@ from controlplane.models import Pool
 from controlplane.web.base import current_user, errors_as_messages, viewable
 from controlplane.web.forms.base import Form
 from telemetry.lab.shared_cache import TIERS, tier_parameters, tiers_of
-from telemetry.services.lab.sizing import sizing_of
-from telemetry.services.lab.sweeps import create_sweep, newest_sweep, open_sweep
+from telemetry.services.lab.sizing import create_sweep, newest_sweep, open_sweep, sizing_of
 from telemetry.web.lab_figures import sweep_figure
 from telemetry.web.ranges import PRESETS, page_state
 from telemetry.web.views.what_ifs import WINDOWS

@@ -6,8 +6,7 @@ from datetime import timedelta
 import pytest
 
 from telemetry.causes import at_most_one, rank
-from telemetry.causes.evidence import Cause, Evidence, Period, RelatedEvent, RevisionFacts, Route, Sums
-from telemetry.causes.evidence_text import evidence_lines
+from telemetry.causes.evidence import Cause, Evidence, Period, RelatedEvent, RevisionFacts, Route, Sums, evidence_lines
 from telemetry.causes.policies import check_revision
 from tests.telemetry.conftest import T0
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from telemetry.lab.chains import Prompts
-from telemetry.lab.placements import BATCHES, Placements, compare_placements
+from telemetry.lab.worth import BATCHES, Placements, compare_placements
 from tests.telemetry.lab.replaying import PlainCache
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, columns, request, sampled, traffic
 

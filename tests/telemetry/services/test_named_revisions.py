@@ -7,8 +7,7 @@ import time_machine
 
 from controlplane.errors import FaultedRevisionError
 from controlplane.services.fleet.replicas import add_replica
-from controlplane.services.policies.faults import last_healthy_revision
-from controlplane.services.policies.lifecycle import publish_revision, revert_policy, save_draft
+from controlplane.services.policies.lifecycle import last_healthy_revision, publish_revision, revert_policy, save_draft
 from controlplane.services.routers import announce
 from telemetry.models import Alert, AlertRule, AlertState
 from telemetry.services.alerts.explanations import explain_drops

@@ -21,11 +21,9 @@ from telemetry.models import CapacityCurve, WhatIf
 from telemetry.scraping.merge import ROUTER_ITSELF, SourceReading
 from telemetry.scraping.record import ROUTERS, store_readings
 from telemetry.services.lab import what_if_runs
-from telemetry.services.lab.costs import savings_in
-from telemetry.services.lab.prefill_rates import prefill_rate_of
+from telemetry.services.lab.costs import prefill_rate_of, savings_in
 from telemetry.services.lab.replays import replay_pools, update_curve
-from telemetry.services.lab.sizing import sizing_of
-from telemetry.services.lab.sweeps import create_sweep, newest_sweep, open_sweep
+from telemetry.services.lab.sizing import create_sweep, newest_sweep, open_sweep, sizing_of
 from telemetry.storage.partitions import ensure_days
 from tests.telemetry.breakdown_bins import breakdown_bin
 from tests.telemetry.conftest import T0
