@@ -18,6 +18,7 @@ from telemetry.alerts.message import alert_labels
 from telemetry.alerts.notifications import INHIBITED_BY, notify_due
 from telemetry.alerts.pipeline import resolve
 from telemetry.alerts.verdict import ENDED, Reason, Result, Verdict
+from telemetry.channels.enqueue import enqueue_missed
 from telemetry.channels.message_text import lines
 from telemetry.models import Alert, AlertRule, Notification
 from telemetry.services.alerts.alerts import acknowledge, unacknowledge
@@ -413,6 +414,13 @@ def test_a_channel_that_is_added_while_alerts_fire_gets_these_once_and_their_end
     resolve(fresh(second), at(35))
     notify_due(at(35))
     assert kinds_of(narrow)[1:] == [("resolved", 1)]
+
+
+def test_a_channel_that_is_added_while_nothing_fires_has_caught_up(pool, channel):
+    assert channel.catches_up
+    enqueue_missed({}, at(5), sequences={})
+    channel.refresh_from_db()
+    assert not channel.catches_up
 
 
 def test_a_channel_that_heard_nothing_of_an_alert_hears_nothing_of_its_end(pool, channel):

@@ -59,7 +59,7 @@ DISGUISES: dict[str, Callable[[bytes], bytes]] = {
     "a fragment": lambda path: b"/v1/completions#/../.." + path,
     "a fragment behind": lambda path: path + b"#/v1/completions",
     "a query": lambda path: path + b"?/v1/completions",
-    "an allowed path before": lambda path: b"/v1/completions" + path,
+    "an allowed path before": lambda path: b"/v1/completions" + (b"/." if path == b"/" else path),
     "an extension": lambda path: path + b".json",
     "absolute form": lambda path: b"http://router" + path,
     "absolute form in capitals": lambda path: b"HTTP://ROUTER" + path,
@@ -75,6 +75,7 @@ DISGUISES: dict[str, Callable[[bytes], bytes]] = {
 async def edge() -> AsyncIterator[tuple[Harness, Recorder]]:
     health = HealthCheck(path=PROBE_PATH, interval_s=3600)
     async with recording() as recorder, routed(config([recorder], health=health)) as harness:
+        await harness.until(lambda: bool(recorder.take()), "the router's own request for the list of models")
         yield harness, recorder
 
 
