@@ -1,7 +1,7 @@
 """Paths that name a model or a stored response, and the ids of stored responses.
 
 A response of ``/v1/responses`` is stored in the memory of the replica that generated it, under the ``request_id`` of
-its request, which the router sets. The id therefore says what nobody has to remember: the replica, the model, and by a
+its request, which the router sets. The id therefore states, without any stored state, the replica, the model, and by a
 keyed mark the caller. A request that names a response, by path or as ``previous_response_id``, goes to that replica
 while it is eligible. Any router with the same ``hash_secret`` can read the id, also after a restart. Ids of other
 callers, and ids without a valid mark, do not exist.

@@ -69,7 +69,7 @@ class CloseReason(StrEnum):
     COMPLETE = "complete"  # the client wanted no further response, or it speaks HTTP/1.0
     REJECTED = "rejected"  # after a rejection that ends the connection
     TIMEOUT = "timeout"  # a request did not arrive in time: 408
-    IDLE = "idle"  # no request was begun for ``keep_alive_timeout_s``
+    IDLE = "idle"  # no request started within ``keep_alive_timeout_s``
     UNREAD = "unread"  # the client did not read what was written
     INCOMPLETE = "incomplete"  # reset, because the rest of a response is missing
     DRAINING = "draining"  # the router shuts down

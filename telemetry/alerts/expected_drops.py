@@ -162,7 +162,7 @@ def _corrected_window(
 
 
 def _has_new_revision(pool: Pool, since: datetime) -> bool:
-    """Whether a revision may have begun to place requests shortly before ``since``, or later. One query."""
+    """Whether a revision may have started to place requests shortly before ``since``, or later. One query."""
     events = Event.objects.filter(pool=pool, kind__in=policies.EVENTS, at__gt=since - timedelta(seconds=BEFORE_S))
     return events.exists()
 

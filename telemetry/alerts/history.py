@@ -48,7 +48,7 @@ MAX_OUTAGE = timedelta(minutes=10)  # before a replica came up, in which the beg
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 LOST_FOR = HOUR  # a router that is lost for longer counts as removed if others are present
 REPLACED_BEFORE = timedelta(minutes=10)  # a router that joined so long before another one was lost may replace it
-KNOWN_INTERVALS = 3  # scrape intervals after which what a router said is not known any more
+KNOWN_INTERVALS = 3  # scrape intervals after which a router's report is out of date
 PATTERN_DAYS = 7  # a week, so that a weekend is compared with one
 GRID_S = 300.0  # starts of windows of the days before, which are queried once for each
 MIN_COVERED_RATIO = 0.9  # of a window that scrapes of routers must cover

@@ -200,15 +200,13 @@ def _waiting_for(rollout: Rollout, routers: list[RouterProgress]) -> str:
     if not present:
         return "No router is connected; the rollout continues when one is."
     if not any(router.gets_canary_requests for router in present):
-        return "No router of this step is connected; the rollout continues when one is, or when somebody promotes it."
+        return "No router of this step is connected; the rollout continues when one is, or when you promote it."
     if rollout.stage_converged_at is None or rollout.is_last_stage:
         behind = sum(router.progress is not Progress.ACKNOWLEDGED for router in present)
         return f"Waiting for {behind} of {len(present)} routers to acknowledge." if behind else ""
     due_at = rollout.stage_ends_at
     if due_at is not None and timezone.now() >= due_at and rollout.guard is not None:
-        return (
-            "The step has ended; the rollout continues when the analysis is conclusive, or when somebody promotes it."
-        )
+        return "The step has ended; the rollout continues when the analysis is conclusive, or when you promote it."
     return ""
 
 

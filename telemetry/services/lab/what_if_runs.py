@@ -141,7 +141,7 @@ def run_process(command: Sequence[str], report: Callable[[float], None]) -> None
     environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
     ends_at = timezone.now() + timedelta(seconds=MAX_RUN_S)
     with (
-        tempfile.TemporaryFile() as errors,  # a pipe that nobody reads would block the process once it is full
+        tempfile.TemporaryFile() as errors,  # an unread pipe would block the process once it is full
         subprocess.Popen(  # noqa: S603 - our own module, without a shell
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment
         ) as process,
