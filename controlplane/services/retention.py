@@ -7,14 +7,15 @@ keeps every entry.
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from django.conf import settings
-from django.db.models import Max
+from django.db.models import Max, QuerySet
 from django.utils import timezone
 
 from controlplane.models import ConfigSnapshot, Event, EventKind, Router, RouterReport
 
-MAX_DELETED = 50_000  # rows of a table in one run
+MAX_DELETED = 20_000  # rows of a table in one run
 MAX_CONFIGURATIONS = 500  # in one run
 REPORT_RETENTION = timedelta(days=30)  # far longer than a router resends an event
 
@@ -28,13 +29,13 @@ def delete_expired_events() -> int:
     expired = Event.objects.filter(at__lt=now - timedelta(days=settings.EVENTS_RETENTION_DAYS))
     with_sums = now - timedelta(days=max(settings.ROLLUP_RETENTION_DAYS.values()))
     expired = expired.exclude(kind=EventKind.REPLICA_REMOVED, at__gte=with_sums)
-    return Event.objects.filter(pk__in=expired.order_by().values("pk")[:MAX_DELETED]).delete()[0]
+    return _delete(expired, MAX_DELETED)
 
 
 def delete_expired_reports() -> int:
     """Delete the records by which resent events of routers are recognized; their number."""
     expired = RouterReport.objects.filter(taken_at__lt=timezone.now() - REPORT_RETENTION)
-    return RouterReport.objects.filter(pk__in=expired.order_by().values("pk")[:MAX_DELETED]).delete()[0]
+    return _delete(expired, MAX_DELETED)
 
 
 def delete_expired_configurations() -> int:
@@ -47,4 +48,11 @@ def delete_expired_configurations() -> int:
     for numbers in Router.objects.values_list("running_number", "pushed_number"):
         needed |= set(numbers)
     expired = ConfigSnapshot.objects.filter(created_at__lt=before, rollouts=None).exclude(number__in=needed - {None})
-    return ConfigSnapshot.objects.filter(pk__in=expired.order_by().values("pk")[:MAX_CONFIGURATIONS]).delete()[0]
+    return _delete(expired, MAX_CONFIGURATIONS)
+
+
+def _delete(expired: QuerySet[Any], limit: int) -> int:
+    """Delete by listed keys: a join with a limited subquery is quadratic where the planner expects few rows."""
+    keys = list(expired.order_by().values_list("pk", flat=True)[:limit])
+    deleted: int = expired.model.objects.filter(pk__in=keys).delete()[0]
+    return deleted
