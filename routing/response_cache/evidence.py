@@ -5,10 +5,10 @@ responses are compared, and the check counts by the similarity of the two reques
 equal, or equal without case, whitespace and punctuation, or if the embeddings of both texts are similar enough and
 both contain the same numbers: a wrong date or amount changes an embedding little.
 
-Whether responses may be served follows from the last checks at or above the threshold alone: from their number, from
-the lower bound of the Wilson interval of their precision, and from the precision of the most recent ``min_checks``,
-because all of them react too slowly to a change. Routers with a store share these checks, so that all of them decide
-alike and a restart forgets none.
+Whether a caller's requests are served follows from the last checks of its own at or above the threshold alone: from
+their number, from the lower bound of the Wilson interval of their precision, and from the precision of the most recent
+``min_checks``, because all of them react too slowly to a change. Routers with a store share these checks, so that all
+of them decide alike and a restart forgets none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import importlib
 import logging
 import os
 import re
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from enum import StrEnum
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -36,6 +37,7 @@ WINDOW_FACTOR: Final = 5  # checks that count, per ``min_checks``
 SHARED_S: Final = 30 * 86_400  # lifetime of checks in the store without another one
 REFRESH_S: Final = 5.0  # between reads of the store without a check of this process's own
 MAX_ANSWER_CHARS: Final = 32_768
+MAX_CALLERS: Final = 256  # of a task group whose checks are in memory, at about 8 kB each by default
 
 _words: Final = re.compile(r"[^\s.,;:!?\"'`*_()\[\]]+").findall  # signs such as - and < belong to words
 _numbers: Final = re.compile(r"[-+]?\d+(?:[.,]\d+)*").findall
@@ -56,27 +58,74 @@ class State(StrEnum):
 
 
 class Evidence:
-    """The checks of one task group. ``name``: of the checks in the store."""
+    """The checks of one task group: by similarity for all callers together, and what each caller's requests showed.
 
-    def __init__(self, names: tuple[str, str], settings: SemanticCache, name: str, store: Store | None) -> None:
+    A caller is served by the checks of its own requests alone. ``name_of``: of checks in the store, by caller.
+    """
+
+    def __init__(
+        self, names: tuple[str, str], settings: SemanticCache, name_of: Callable[[str], str], store: Store | None
+    ) -> None:
         self.counts = Counts()  # checks of this process
         self.shared_counts: Counts | None = None  # of all routers with the store; None: unknown
-        self.state = State.SHADOW
+        self.unshared_counts = Counts()
         self.settings = settings
-        self._names = names
-        self.name = name
-        self._store = store
-        self._window: deque[bool] = deque(maxlen=WINDOW_FACTOR * settings.min_checks)  # the latest last
-        self._unshared: deque[bool] = deque(maxlen=self._window.maxlen)
-        self._unshared_counts = Counts()
-        self._refresh_at = 0.0
-        self._is_sharing = False
-        self._update()
+        self.names = names
+        self.name_of = name_of
+        self.name = name_of("")  # of the checks of all callers
+        self.store = store
+        self._callers: OrderedDict[str, CallerEvidence] = OrderedDict()  # the most recently used last
 
     def configure(self, settings: SemanticCache) -> None:
         """Apply settings with the same threshold; more checks may count from now on."""
         self.settings = settings
-        size = WINDOW_FACTOR * settings.min_checks
+        for caller in self._callers.values():
+            caller.configure()
+
+    def of(self, caller: str) -> CallerEvidence:
+        """The evidence of a caller. With a store, one that was dropped meanwhile reads its checks again."""
+        found = self._callers.get(caller)
+        if found is None:
+            found = self._callers[caller] = CallerEvidence(self, caller)
+            if len(self._callers) > MAX_CALLERS:
+                self._callers.popitem(last=False)
+        self._callers.move_to_end(caller)
+        return found
+
+    @property
+    def states(self) -> set[State]:
+        """The states of its callers; that of a new one while there is none."""
+        found = {caller.state for caller in self._callers.values()}
+        return found or {State.SHADOW if self.settings.mode is SemanticMode.SHADOW else State.COLLECTING}
+
+    @property
+    def least_precise(self) -> CallerEvidence | None:
+        """Of the callers with enough checks the one with the lowest precision; without any, that with most checks."""
+        least = self.settings.min_checks
+        return min(
+            (caller for caller in self._callers.values() if caller.checks),
+            key=lambda caller: (-min(caller.checks, least), caller.recent_precision),
+            default=None,
+        )
+
+
+class CallerEvidence:
+    """The checks of one caller's requests in a task group, which decide whether it is served."""
+
+    def __init__(self, group: Evidence, caller: str) -> None:
+        self._group = group
+        self._caller = caller
+        self._name = group.name_of(caller)
+        size = WINDOW_FACTOR * group.settings.min_checks
+        self._window: deque[bool] = deque(maxlen=size)  # the latest last
+        self._unshared: deque[bool] = deque(maxlen=size)
+        self._refresh_at = 0.0
+        self._is_sharing = False
+        self.state = self._current_state()
+
+    def configure(self) -> None:
+        """Apply the group's settings."""
+        size = WINDOW_FACTOR * self._group.settings.min_checks
         self._window, self._unshared = deque(self._window, maxlen=size), deque(self._unshared, maxlen=size)
         self._update()
 
@@ -88,7 +137,7 @@ class Evidence:
     @property
     def recent_precision(self) -> float | None:
         """The precision of the most recent checks; None before the first."""
-        recent = list(self._window)[-self.settings.min_checks :]
+        recent = list(self._window)[-self._group.settings.min_checks :]
         return sum(recent) / len(recent) if recent else None
 
     @property
@@ -98,9 +147,9 @@ class Evidence:
 
     def record(self, similarity: float, *, is_right: bool) -> None:
         """Count a check."""
-        self.counts[bucket_of(similarity), is_right] += 1
-        self._unshared_counts[bucket_of(similarity), is_right] += 1
-        if similarity >= self.settings.threshold:
+        for counts in (self._group.counts, self._group.unshared_counts):
+            counts[bucket_of(similarity), is_right] += 1
+        if similarity >= self._group.settings.threshold:
             self._window.append(is_right)
             self._unshared.append(is_right)
             self._update()
@@ -109,36 +158,40 @@ class Evidence:
 
     def should_share(self) -> bool:
         """Whether the store has to be read or written now."""
-        if self._store is None or self._is_sharing:
+        if self._group.store is None or self._is_sharing:
             return False
-        return bool(self._unshared_counts) or monotonic() >= self._refresh_at
+        return bool(self._unshared or self._group.unshared_counts) or monotonic() >= self._refresh_at
 
     async def share(self) -> None:
         """Write new checks to the store and read those of all routers; nothing changes if it fails."""
-        store, size = self._store, self._window.maxlen or 0
+        group, size = self._group, self._window.maxlen or 0
+        store = group.store
         if store is None or self._is_sharing:
             return
         self._is_sharing, self._refresh_at = True, monotonic() + REFRESH_S
-        written, counted = len(self._unshared), Counts(self._unshared_counts)
-        counts_name = f"{self.name}:counts"
+        written = len(self._unshared)
+        counted, group.unshared_counts = group.unshared_counts, Counts()  # no other caller writes them meanwhile
+        counts_name = f"{group.name}:counts"
         commands: list[tuple[str | int | bytes, ...]] = [
             ("HINCRBY", counts_name, f"{similarity} {int(is_right)}", number)
             for (similarity, is_right), number in counted.items()
         ]
         if written:
             values = [int(is_right) for is_right in self._unshared]
-            commands += [("RPUSH", self.name, *values), ("LTRIM", self.name, -size, -1)]
-        commands += [("EXPIRE", name, SHARED_S) for name in (self.name, counts_name)]
+            commands += [("RPUSH", self._name, *values), ("LTRIM", self._name, -size, -1)]
+        commands += [("EXPIRE", name, SHARED_S) for name in (self._name, counts_name)]
+        replies = None
         try:
-            replies = await store.execute([*commands, ("HGETALL", counts_name), ("LRANGE", self.name, 0, -1)])
+            replies = await store.execute([*commands, ("HGETALL", counts_name), ("LRANGE", self._name, 0, -1)])
         finally:
             self._is_sharing = False
+            if replies is None:
+                group.unshared_counts += counted
         if replies is None:
             return
-        self._unshared_counts -= counted
         for _ in range(min(written, len(self._unshared))):
             self._unshared.popleft()
-        self.shared_counts = _read_counts(replies[-2])
+        group.shared_counts = _read_counts(replies[-2])
         self._window.clear()
         self._window.extend(value == b"1" for value in replies[-1])
         self._window.extend(self._unshared)
@@ -146,14 +199,14 @@ class Evidence:
 
     def _update(self) -> None:
         previous, self.state = self.state, self._current_state()
-        if self.state is not previous and self.settings.mode is SemanticMode.SERVE:
-            pool, group = self._names
+        if self.state is not previous and self._group.settings.mode is SemanticMode.SERVE:
+            pool, group = self._group.names
             level = logging.WARNING if self.state is State.STOPPED else logging.INFO
-            facts = {"checks": self.checks, "recent_precision": self.recent_precision}
+            facts = {"caller": self._caller, "checks": self.checks, "recent_precision": self.recent_precision}
             event(logger, f"semantic_cache_{self.state}", level=level, pool=pool, group=group, **facts)
 
     def _current_state(self) -> State:
-        settings, recent = self.settings, self.recent_precision
+        settings, recent = self._group.settings, self.recent_precision
         if settings.mode is SemanticMode.SHADOW:
             return State.SHADOW
         if recent is None or self.checks < settings.min_checks:

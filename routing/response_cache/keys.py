@@ -89,6 +89,7 @@ class Turn(NamedTuple):
 
     scope: bytes  # digest of everything else
     text: str
+    caller: str  # whose requests count as evidence for it
 
 
 class CacheKey(NamedTuple):
@@ -143,7 +144,8 @@ class CacheKeys:
         covered = _joined(path, *scope, settings.version, options.namespace)
         turn = None
         if with_turn and not options.is_exact and options.may_load and (parts := split_last_turn(path, relevant)):
-            turn = Turn(self._digest(parts[0], _joined(covered, "last turn")).digest(), parts[1])
+            digest = self._digest(parts[0], _joined(covered, "last turn")).digest()
+            turn = Turn(digest, parts[1], self._caller_of(scope))
         prefix = entry_prefix(self._secret, scope.pool, scope.group, model=scope.model, namespace=options.namespace)
         stream_options = members.get("stream_options")
         return CacheKey(
@@ -155,6 +157,12 @@ class CacheKeys:
             options,
             turn,
         )
+
+    def _caller_of(self, scope: Scope) -> str:
+        """Names the caller in logs. Credentials are secret: of them a digest."""
+        if scope.tenant or scope.key:
+            return f"tenant {scope.tenant}" if scope.tenant else f"key {scope.key}"
+        return hashlib.blake2b(scope.credentials, digest_size=8, key=self._digest_key).hexdigest()
 
     def _digest(self, members: dict[str, Any], covered: bytes) -> hashlib.blake2b:
         digest = hashlib.blake2b(

@@ -20,6 +20,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from functools import partial
 from random import SystemRandom
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -27,7 +28,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from routing.log import defect
 from routing.observability.metrics import PREFIX, header, labels
 from routing.response_cache.embeddings import Balancer, Embedder, Vector, similarity_of
-from routing.response_cache.evidence import LEAST_SIMILARITY, Counts, Evidence, State, answer_of, compare
+from routing.response_cache.evidence import (
+    LEAST_SIMILARITY,
+    CallerEvidence,
+    Counts,
+    Evidence,
+    State,
+    answer_of,
+    compare,
+)
 from routing.response_cache.store import Pause
 from routing.response_cache.vectors import SharedVectors, VectorIndex
 from routing.schema import RouterConfig, SemanticCache, TaskGroupConfig, evidence_name, vectors_name
@@ -88,37 +97,38 @@ class SemanticGroup:
         self.index.max_entries = settings.max_entries
         self.evidence.configure(settings)
 
-    async def share(self) -> None:
-        """Exchange checks and vectors with other processes, where it is time to."""
-        if self.evidence.should_share():
-            await self.evidence.share()
+    async def share(self, evidence: CallerEvidence) -> None:
+        """Exchange a caller's checks and vectors with other processes, where it is time to."""
+        if evidence.should_share():
+            await evidence.share()
         if self.vectors is not None and self.vectors.should_share():
             await self.vectors.share()
 
-    def should_share(self) -> bool:
+    def should_share(self, evidence: CallerEvidence) -> bool:
         """Whether ``share`` would do something."""
-        return self.evidence.should_share() or (self.vectors is not None and self.vectors.should_share())
+        return evidence.should_share() or (self.vectors is not None and self.vectors.should_share())
 
 
 class SemanticLookup:
     """The use of a semantic cache by one request."""
 
-    __slots__ = ("_caches", "_embedding", "_group", "_is_check", "_key", "_path", "_turn")
+    __slots__ = ("_caches", "_embedding", "_evidence", "_group", "_is_check", "_key", "_path", "_turn")
 
     def __init__(self, caches: SemanticCaches, group: SemanticGroup, key: CacheKey, turn: Turn) -> None:
         self._caches = caches
         self._group = group
         self._key, self._path = key.name, key.path
         self._turn = turn
+        self._evidence = group.evidence.of(turn.caller)
         self._is_check = False
         self._embedding: asyncio.Task[list[Vector] | None] | None = None
 
     def start(self, on_similar: OnSimilar) -> bool:
         """Look for a similar request whose response may be served; False if there is nothing to wait for."""
         group, caches = self._group, self._caches
-        if group.should_share():
-            caches.run(group.share())
-        is_serving = group.evidence.state is State.SERVING
+        if group.should_share(self._evidence):
+            caches.run(group.share(self._evidence))
+        is_serving = self._evidence.state is State.SERVING
         self._is_check = not is_serving or caches.random.random() < group.settings.check_rate
         if self._is_check or self._turn.scope not in group.index or not group.patience.may_ask(monotonic()):
             return False
@@ -161,13 +171,13 @@ class SemanticLookup:
             similar = await self._most_similar(vectors[0], LEAST_SIMILARITY)
             is_right = None if similar is None else await self._is_right(similar.entry, body, is_stream=is_stream)
             if similar is not None and is_right is not None:
-                group.evidence.record(similar.similarity, is_right=is_right)
+                self._evidence.record(similar.similarity, is_right=is_right)
         if entry is not None:
             group.index.put(self._turn.scope, self._key, vectors[0], entry.expires_s, time())
             if group.vectors is not None:
                 group.vectors.add(self._turn.scope, self._key, vectors[0], entry.expires_s)
             self._caches.limit_memory()
-        await group.share()
+        await group.share(self._evidence)
 
     async def _is_right(self, stored: Entry, body: bytes, *, is_stream: bool) -> bool | None:
         """Whether the stored response says the same as the replica's; None if that is unknown."""
@@ -223,13 +233,13 @@ class SemanticCaches:
         self, names: tuple[str, str], group: TaskGroupConfig, settings: SemanticCache, secret: str
     ) -> SemanticGroup:
         version = group.response_cache.version if group.response_cache is not None else ""
-        name = evidence_name(secret, *names, version, settings)
+        name_of = partial(evidence_name, secret, *names, version, settings)
         current = self._groups.get(names)
-        if current is not None and current.evidence.name == name:
+        if current is not None and current.evidence.name == name_of(""):
             current.configure(settings)
             return current
         vectors_of = vectors_name(secret, *names, settings)
-        evidence = Evidence(names, settings, name, self._store)
+        evidence = Evidence(names, settings, name_of, self._store)
         if current is not None and current.vectors_of == vectors_of:
             index, vectors = current.index, current.vectors
             index.max_entries = settings.max_entries
@@ -330,21 +340,18 @@ def _errors(group: SemanticGroup) -> Samples:
 
 
 def _states(group: SemanticGroup) -> Samples:
-    yield from (("," + labels(state=state), int(group.evidence.state is state)) for state in State)
+    states = group.evidence.states
+    yield from (("," + labels(state=state), int(state in states)) for state in State)
 
 
-def _recent_precision(group: SemanticGroup) -> Samples:
-    if (precision := group.evidence.recent_precision) is not None:
-        yield "", precision
+def _of_least_precise(figure: Callable[[CallerEvidence], float | None]) -> Callable[[SemanticGroup], Samples]:
+    def samples(group: SemanticGroup) -> Samples:
+        caller = group.evidence.least_precise
+        value = None if caller is None else figure(caller)
+        if value is not None:
+            yield "", value
 
-
-def _lower_bound(group: SemanticGroup) -> Samples:
-    if group.evidence.checks:
-        yield "", group.evidence.lower_bound
-
-
-def _window_checks(group: SemanticGroup) -> Samples:
-    yield "", group.evidence.checks
+    return samples
 
 
 def _index_entries(group: SemanticGroup) -> Samples:
@@ -360,10 +367,25 @@ _METRICS: Final[tuple[tuple[str, str, str, Callable[[SemanticGroup], Samples]], 
     ("semantic_cache_shared_checks", "gauge", "Checks of all routers with the same store.", _shared_checks),
     ("semantic_cache_lookups_total", "counter", "Requests that were compared while serving, by result.", _lookups),
     ("semantic_cache_errors_total", "counter", "Embeddings that did not arrive, and checks dropped.", _errors),
-    ("semantic_cache_state", "gauge", "1 for the state of a group's semantic cache.", _states),
-    ("semantic_cache_recent_precision_ratio", "gauge", "Part of the latest checks that were right.", _recent_precision),
-    ("semantic_cache_precision_lower_bound_ratio", "gauge", "Lower bound (95 %) of the precision.", _lower_bound),
-    ("semantic_cache_window_checks", "gauge", "Checks that decide whether to serve.", _window_checks),
+    ("semantic_cache_state", "gauge", "1 for each state in which callers of a group's semantic cache are.", _states),
+    (
+        "semantic_cache_recent_precision_ratio",
+        "gauge",
+        "Part of the latest checks that were right, of the least precise caller.",
+        _of_least_precise(lambda caller: caller.recent_precision),
+    ),
+    (
+        "semantic_cache_precision_lower_bound_ratio",
+        "gauge",
+        "Lower bound (95 %) of its precision.",
+        _of_least_precise(lambda caller: caller.lower_bound),
+    ),
+    (
+        "semantic_cache_window_checks",
+        "gauge",
+        "Checks that decide whether it is served.",
+        _of_least_precise(lambda caller: caller.checks),
+    ),
     ("semantic_cache_index_entries", "gauge", "Requests that others are compared with.", _index_entries),
     ("semantic_cache_index_bytes", "gauge", "Memory of their vectors.", _index_bytes),
 )

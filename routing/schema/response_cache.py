@@ -177,12 +177,17 @@ def entry_prefix(
     return ":".join((PREFIX, *parts, key or ""))
 
 
-def evidence_name(hash_secret: str, pool: str, group: str, version: str, settings: SemanticCache) -> str:
-    """The name under which routers share the checks of a group's semantic cache: others, once a setting differs."""
+def evidence_name(
+    hash_secret: str, pool: str, group: str, version: str, settings: SemanticCache, caller: str = ""
+) -> str:
+    """The name under which routers share checks of a group's semantic cache: others, once a setting differs.
+
+    ``caller``: of its requests alone; "": of all callers.
+    """
     key = derived_key(hash_secret, "response cache names")
     names = pool, group, version, settings.embedding_pool, settings.embedding_model
     limits = f"{settings.threshold:g}", f"{settings.answer_similarity:g}"
-    return f"{EVIDENCE_PREFIX}:{_digest(key, 'evidence', *names, *limits)}"
+    return f"{EVIDENCE_PREFIX}:{_digest(key, 'evidence', *names, *limits, *filter(None, [caller]))}"
 
 
 def vectors_name(hash_secret: str, pool: str, group: str, settings: SemanticCache) -> str:

@@ -245,7 +245,7 @@ class SemanticRouterSerializer(serializers.Serializer[Any]):
 
     router = serializers.CharField()
     state = serializers.ChoiceField(choices=[*BY_SEVERITY, UNKNOWN])
-    is_partly = serializers.BooleanField(help_text="other processes of the router are in another state")
+    is_partly = serializers.BooleanField(help_text="other callers or processes of the router are in another state")
     recent_precision = serializers.FloatField(allow_null=True)
     lower_bound = serializers.FloatField(allow_null=True, help_text="of the precision, 95 %")
     window_checks = serializers.FloatField(allow_null=True)

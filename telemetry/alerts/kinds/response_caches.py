@@ -173,22 +173,22 @@ def _summarize_semantic_cache(scope: Scope, _: SemanticCachePrecisionSettings, v
     group = Scope(scope.pool, verdict.figures["group"])
     routers = ", ".join(verdict.figures["routers"])
     precision = f"{percent(verdict.value)} of the latest checks were right, below the limit of {percent(verdict.limit)}"
-    return f"The semantic cache of {group} stopped serving at {routers}: {precision}."[:300]
+    return f"The semantic cache of {group} stopped serving a caller at {routers}: {precision}."[:300]
 
 
 SEMANTIC_CACHE_PRECISION = Kind(
     name="semantic_cache_precision",
     label="Semantic cache precision",
-    about="Fires when routers stop serving stored responses of similar requests, because the precision of the latest "
-    "checks is below the task group's limit. They check all requests until it has recovered. A cache in shadow, or "
-    "with too few checks, does not fire. It evaluates the current state, of which no history is stored: there is no "
-    "preview.",
+    about="Fires when routers stop serving a caller stored responses of similar requests, because the precision of its "
+    "latest checks is below the task group's limit. They check all of its requests until it has recovered. A cache in "
+    "shadow, or with too few checks, does not fire. It evaluates the current state, of which no history is stored: "
+    "there is no preview.",
     settings=SemanticCachePrecisionSettings,
     sources=frozenset({Source.SEMANTIC_CACHES}),
     group_sources=frozenset({Source.SEMANTIC_CACHES}),
     unit="ratio",
     evaluate=_evaluate_semantic_cache,
     summarize=_summarize_semantic_cache,
-    condition=lambda _: "the precision of recent checks is below the task group's limit, and routers stopped serving",
+    condition=lambda _: "the precision of a caller's recent checks is below the limit, and routers stopped serving it",
     figure="Precision of recent checks",
 )

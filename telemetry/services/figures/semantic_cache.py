@@ -23,11 +23,11 @@ FIGURES = ("recent_precision", "lower_bound", "window_checks", "entries")
 
 @dataclass(frozen=True, slots=True)
 class RouterRow:
-    """The cache at one router. None: not reported."""
+    """The cache at one router. None: not reported. Figures are of the caller with the lowest precision."""
 
     router: str
-    state: str  # of BY_SEVERITY, the worst of the router's processes; or UNKNOWN
-    is_partly: bool = False  # whether other processes of the router are in another state
+    state: str  # of BY_SEVERITY, the worst of callers and of the router's processes; or UNKNOWN
+    is_partly: bool = False  # whether others of them are in another state
     recent_precision: float | None = None
     lower_bound: float | None = None
     window_checks: float | None = None
@@ -156,14 +156,14 @@ def _texts(settings: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     checks, limit = settings["min_checks"], f"{100 * settings['min_precision']:g} %"
     return {
         "stopped": (
-            f"The precision of the last {checks} checks is below {limit}. No stored response of a similar request is "
-            "served until the checks are good again.",
+            f"The precision of the last {checks} checks of a caller is below {limit}. It gets no stored response of a "
+            "similar request until its checks are good again.",
             "Raise the threshold to one with enough precision in the chart. If the engines load other weights or "
             "another chat template, change the version of the response cache.",
         ),
         "collecting": (
-            f"Nothing is served yet: that needs {checks} checks at or above the threshold, and a lower bound of their "
-            f"precision of at least {limit}.",
+            f"Some callers are not served yet: each needs {checks} checks of its own requests at or above the "
+            f"threshold, and a lower bound of their precision of at least {limit}.",
             "Wait for more similar requests, or choose a threshold whose interval in the chart lies above the limit.",
         ),
         "shadow": (

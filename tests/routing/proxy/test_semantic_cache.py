@@ -26,6 +26,7 @@ from routing.response_cache import semantic as semantic_module
 from routing.response_cache import store as store_module
 from routing.response_cache import vectors as vectors_module
 from routing.response_cache.evidence import Evidence, State, answer_of, bucket_of, compare
+from routing.response_cache.keys import Scope
 from routing.response_cache.vectors import BATCH, BLOCK_ROWS, MAX_UNSHARED, SharedVectors, VectorIndex
 from routing.schema import (
     Access,
@@ -193,13 +194,21 @@ def evidence_of(harness: Harness, group: str = "faq") -> Evidence:
     return harness.router.services.all_response_caches.semantic._groups["chat", group].evidence
 
 
-def trust(harness: Harness) -> None:
-    """Let both groups serve, as after enough checks."""
+def anonymous(harness: Harness) -> str:
+    """The caller of requests without credentials, where the router checks no keys."""
+    keys = harness.router.services.all_response_caches._keys
+    return keys._caller_of(Scope(pool="chat", group="faq", model="tiny", tenant="", key="", credentials=b""))
+
+
+def trust(harness: Harness, *callers: str) -> None:
+    """Let both groups serve these callers and those of earlier requests, as after enough checks."""
     for group in ("faq", "other"):
         evidence = evidence_of(harness, group)
-        for _ in range(evidence.settings.min_checks):
-            evidence.record(1.0, is_right=True)
-        assert evidence.state is State.SERVING
+        for name in {anonymous(harness), *evidence._callers, *callers}:
+            caller = evidence.of(name)
+            for _ in range(evidence.settings.min_checks):
+                caller.record(1.0, is_right=True)
+            assert caller.state is State.SERVING
 
 
 # --- shadow ---
@@ -300,17 +309,14 @@ async def test_serving_begins_with_the_checks_and_stops_by_itself_when_they_turn
     assert states == ["serving", "stopped", "serving"]
     assert precision >= 0.8
     messages = [record.message for record in caplog.records if record.name == evidence_module.logger.name]
-    assert [message.split()[0] for message in messages if "group=faq" in message][:2] == [
-        "semantic_cache_collecting",
-        "semantic_cache_serving",
-    ]
-    assert any(message.startswith("semantic_cache_stopped pool=chat group=faq checks=") for message in messages)
+    assert messages[0].startswith("semantic_cache_serving pool=chat group=faq caller=")
+    assert any(message.startswith("semantic_cache_stopped pool=chat group=faq caller=") for message in messages)
 
 
 async def test_a_configuration_in_shadow_never_serves_whatever_the_evidence(two):
     async with router_before(two, msgspec.structs.replace(SERVE, mode=SemanticMode.SHADOW)) as harness:
         for _ in range(100):
-            evidence_of(harness).record(1.0, is_right=True)
+            evidence_of(harness).of(anonymous(harness)).record(1.0, is_right=True)
         results = [(await send(harness, body_of(f"About topicaa {at}"))).cache for at in range(10)]
 
     assert results == ["miss"] * 10
@@ -338,6 +344,7 @@ async def test_a_configuration_in_shadow_never_serves_whatever_the_evidence(two)
 async def test_a_change_that_matters_misses(two, change, headers):
     async with router_before(two) as harness:
         await send(harness, body_of("Tell me about topicaa"))
+        await send(harness, body_of("Tell me about topicca"), **headers)
         trust(harness)
         asked = body_of("Please explain topicaa")
         earlier = change.get("messages", [])
@@ -376,7 +383,7 @@ async def test_no_response_crosses_callers(two):
     access = Access(keys=tuple(api_key(name, secret, tenant=tenants[name]) for name, secret in keys.items()))
     found = {}
     async with router_before(two, access=access) as harness:
-        trust(harness)
+        trust(harness, "tenant red", "tenant blue", "key loner")
         for owner, secret in keys.items():
             for other, other_secret in keys.items():
                 namespace = {"cache": {"namespace": f"{owner}.{other}"}}
@@ -457,6 +464,62 @@ async def test_a_purge_removes_the_vectors_of_its_entries_too(two):
         purged = await metrics(harness, "index_entries", group="faq")
 
     assert [entries for _, entries in (*kept, *purged)] == [1, 0]
+
+
+TENANTS = {"red": "red-secret", "blue": "blue-secret"}
+WITH_TENANTS = Access(keys=tuple(api_key(name, secret, tenant=name) for name, secret in TENANTS.items()))
+
+
+async def ask(harness: Harness, tenant: str, times: int, topic: str = "topicaa") -> list[str | None]:
+    """How often a tenant's different questions about a topic are answered from the cache."""
+    authorization = f"Bearer {TENANTS[tenant]}"
+    return [
+        (await send(harness, body_of(f"About {topic} number {at}"), Authorization=authorization)).cache
+        for at in range(times)
+    ]
+
+
+async def test_good_checks_of_one_tenant_never_let_another_be_served(two):
+    async with router_before(two, access=WITH_TENANTS) as harness:
+        red = await ask(harness, "red", 40)
+        begins = await ask(harness, "blue", SERVE.min_checks + 1)  # the first one has nothing to be compared with
+        states = {labels["state"] for labels, value in await metrics(harness, "state", group="faq") if value}
+        blue = await ask(harness, "blue", 10, "topicaa again")
+
+    assert red[SERVE.min_checks + 1 :].count("hit") > 10
+    assert begins == ["miss"] * (SERVE.min_checks + 1)
+    assert states == {"serving"}  # by its own checks
+    assert blue.count("hit") >= 8  # the others are checks
+
+
+async def test_wrong_checks_of_one_tenant_never_stop_another(two):
+    async with router_before(two, access=WITH_TENANTS) as harness:
+        await ask(harness, "red", 25)
+        two[0].script.era = "today"
+        await ask(harness, "blue", 40)
+        two[0].script.era = ""
+        found = await metrics(harness, "state", group="faq")
+        ((_, precision),) = await metrics(harness, "recent_precision_ratio", group="faq")
+        ((_, checks),) = await metrics(harness, "window_checks", group="faq")
+        red = await ask(harness, "red", 10, "topicaa again")
+
+    assert {labels["state"] for labels, value in found if value} == {"serving", "stopped"}
+    assert (precision, checks) == (0, 39)  # of the caller that has to be looked at
+    assert red.count("hit") >= 8
+
+
+async def test_the_callers_whose_checks_are_in_memory_are_bounded_and_begin_anew_without_a_store(two, monkeypatch):
+    monkeypatch.setattr(evidence_module, "MAX_CALLERS", 3)
+    async with router_before(two) as harness:
+        trust(harness, "tenant early")
+        evidence = evidence_of(harness)
+        for name in ("tenant 1", "tenant early", "tenant 2", "tenant 3"):
+            evidence.of(name)
+        kept = list(evidence._callers)
+        states = [evidence.of(name).state for name in ("tenant early", anonymous(harness))]
+
+    assert kept == ["tenant early", "tenant 2", "tenant 3"]
+    assert states == [State.SERVING, State.COLLECTING]
 
 
 # --- failures ---
@@ -560,6 +623,25 @@ async def test_routers_with_a_store_share_checks_and_keep_them_over_a_restart(tw
     assert stored.lrange(name, 0, -1) == [b"1"] * int(checks[0][1])
     assert stored.ttl(name) > 86_400
     assert b"topic" not in b"".join(stored.keys("*"))
+
+
+async def test_a_store_keeps_the_checks_of_each_tenant_apart(two, stored):
+    async with router_before(two, access=WITH_TENANTS) as harness:
+        await ask(harness, "red", 25)
+        await ask(harness, "blue", 5)
+    async with router_before(two, access=WITH_TENANTS) as harness:
+        for tenant in TENANTS:
+            await ask(harness, tenant, 1, "topicca")  # its first request reads its checks
+        evidence = evidence_of(harness)
+        found = {tenant: evidence.of(f"tenant {tenant}") for tenant in TENANTS}
+        states = {tenant: caller.state for tenant, caller in found.items()}
+        checks = found["blue"].checks
+        shared = sum(value for _, value in await metrics(harness, "shared_checks", group="faq"))
+
+    assert states == {"red": State.SERVING, "blue": State.COLLECTING}
+    assert checks <= 5
+    assert shared >= found["red"].checks + checks
+    assert b"red" not in b"".join(stored.keys("*"))
 
 
 def streams(stored: Redis) -> list[bytes]:

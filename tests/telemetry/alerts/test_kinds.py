@@ -312,7 +312,7 @@ def test_a_semantic_cache_breaches_where_routers_stopped_serving():
     assert only(evaluated("semantic_cache_precision", history, "none")).reason is Reason.NOT_REPORTED
     kind = KINDS["semantic_cache_precision"]
     assert kind.summarize(Scope("chat"), kind.read({}), verdict) == (
-        "The semantic cache of task group worse (pool chat) stopped serving at router-2: "
+        "The semantic cache of task group worse (pool chat) stopped serving a caller at router-2: "
         "80.0 % of the latest checks were right, below the limit of 90.0 %."
     )
     assert not kind.can_be_replayed

@@ -59,8 +59,12 @@ def test_a_group_without_a_semantic_cache_has_no_section(visitor, fleet):
     [
         ("serving", "1 % of the requests are answered by a replica", "Routers with a store count together"),
         ("shadow", "none is served", "Set the mode to serve"),
-        ("collecting", "needs 200 checks at or above the threshold", "Wait for more similar requests"),
-        ("stopped", "precision of the last 200 checks is below 98 %", "Raise the threshold"),
+        (
+            "collecting",
+            "needs 200 checks of its own requests at or above the threshold",
+            "Wait for more similar requests",
+        ),
+        ("stopped", "precision of the last 200 checks of a caller is below 98 %", "Raise the threshold"),
     ],
 )
 def test_each_state_says_what_it_means_and_what_to_do(visitor, group, noon, state, meaning, action):
@@ -83,7 +87,7 @@ def test_a_router_without_the_cache_and_one_that_cannot_be_scraped_are_unknown(v
     scraped(noon, "router-4", cache={"states": {"serving": 1}}, at=noon - timedelta(minutes=9))
 
     text = sections(visitor)
-    assert "stopped in some of its processes" in text
+    assert "stopped for some callers or in some processes" in text
     assert "router-2: The router does not report this cache." in text
     assert "router-3: The router cannot be scraped: connection refused." in text
     assert "router-4: The router was not scraped recently" in text
@@ -117,7 +121,7 @@ def test_a_rule_fires_while_a_router_has_stopped_serving(group, noon):
         ("of the group", "firing", 0.9, 0.98),
         ("semantic", "firing", 0.9, 0.98),
     ]
-    assert "stopped serving at router-1" in alerts[0].summary
+    assert "stopped serving a caller at router-1" in alerts[0].summary
     recovered = cache | {"states": {"stopped": 0, "serving": 1}, "recent_precision": 0.99}
     ScrapeState.objects.filter(router=router).update(semantic_caches={"chat": {"faq": recovered}})
     pipeline.evaluate(rules, noon + timedelta(seconds=60))
