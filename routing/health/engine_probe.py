@@ -10,7 +10,9 @@ without it. Names are those of vLLM 0.10 to 0.33.
 the pool's ``stall_s`` (3 s). After a third of it in silence the counters are read, one read at a time. They are read
 again after a third of it while they move, or a sixth while they stand still. If they stand still, or no response comes
 for a third of ``stall_s``, a probe requests one streamed token from the engine, just in time for the limit.
-Engines count it in their own metrics, so it is sent only where the engine may hang. Its token is progress like a byte.
+Engines count it in their own metrics, so it is sent only where the engine may hang, is never cancelled while the
+replica is configured, and is counted with its prompt tokens: readings of engines leave it out. Its token is progress
+like a byte.
 
 The engine hangs if all of this holds:
 
@@ -36,7 +38,7 @@ from collections.abc import Callable, Coroutine
 from enum import Enum
 from typing import NamedTuple
 
-from routing.http.usage import has_token
+from routing.http.usage import ResponseTail, has_token, prompt_and_cached
 from routing.log import defect
 from routing.upstream.client import fetch
 from routing.upstream.pool import Address
@@ -105,17 +107,30 @@ class ProbeResult(Enum):
     NO_RESPONSE = "no_response"
 
 
-async def probe_engine(address: Address, model: str | None, timeout_s: float) -> ProbeResult:
-    """Let an engine generate one streamed token, with the replica's API key if it has one. Never raises."""
-    body = {"prompt": "Hi", "max_tokens": 1, "stream": True} | ({} if model is None else {"model": model})
+async def probe_engine(address: Address, model: str | None, timeout_s: float) -> tuple[ProbeResult, int]:
+    """Let an engine generate one streamed token, with the replica's API key if it has one. Never raises.
+
+    Returns the prompt's tokens too; 0 if the engine does not report them.
+    """
+    body: dict[str, object] = {"prompt": "Hi", "max_tokens": 1, "stream": True}
+    body |= {"stream_options": {"include_usage": True}} | ({} if model is None else {"model": model})
     try:
         async with asyncio.timeout(timeout_s):
             status, data = await fetch(
-                address, PROBE_PATH, json.dumps(body).encode(), max_bytes=MAX_PROBE_BYTES, until=has_token
+                address, PROBE_PATH, json.dumps(body).encode(), max_bytes=MAX_PROBE_BYTES, until=_has_ended
             )
     except (TimeoutError, OSError, ValueError):
-        return ProbeResult.NO_RESPONSE
-    return ProbeResult.PASSED if status == 200 and has_token(data) else ProbeResult.REJECTED
+        return ProbeResult.NO_RESPONSE, 0
+    if status != 200 or not has_token(data):
+        return ProbeResult.REJECTED, 0
+    tail = ResponseTail()
+    tail.add(data)
+    usage = tail.usage()
+    return ProbeResult.PASSED, (prompt_and_cached(usage)[0] or 0) if usage is not None else 0
+
+
+def _has_ended(events: bytearray) -> bool:
+    return events.rstrip().endswith(b"data: [DONE]")
 
 
 class EngineCheck:
@@ -126,7 +141,9 @@ class EngineCheck:
         self.address = address
         self.model: str | None = None  # model of a probe; None: the engine's default
         self.stall_s = 3.0  # setting of its pool
-        self.probes = 0  # sent; the engine's own metrics include them
+        self.probes = 0  # sent
+        self.passed_probes = 0  # the engine's own metrics include them
+        self.probe_tokens = 0  # prompt tokens of those
         self.progress_at = 0.0  # when the engine last showed progress; 0: never
         self.has_counters: bool | None = None  # None: unknown
         self._loop = asyncio.get_running_loop()
@@ -136,21 +153,27 @@ class EngineCheck:
         self._unchanged_until = 0.0  # last reading with them; 0: there was one only
         self._ended_standstill_s: float | None = None
         self._is_reading = False
+        self._reading: asyncio.Task[None] | None = None
         self._reads_failing_since: float | None = None  # when the first read without a response was started
         self._next_read_at = 0.0
         self._is_probing = False
         self._no_response_since: float | None = None  # when the first probe without a response was sent
         self._was_rejected = False
         self._next_probe_at = 0.0
-        self._passed_probes = 0  # in a row
+        self._passed_in_row = 0
+        self._periods = 0  # that ended with progress; a probe of an earlier one tells nothing
         self._probe_callbacks: list[Callable[[ProbeResult], None]] = []
 
     def reset(self) -> None:
         """Clear all state, because clients get bytes."""
         if self._latest_counters is not None or self._tasks:
-            self.close()
+            self._periods += 1
+            if self._reading is not None:
+                self._reading.cancel()
+            self._probe_callbacks.clear()
+            self._is_probing = False
             self._forget_counters()
-            self._passed_probes, self._next_probe_at = 0, 0.0
+            self._passed_in_row, self._next_probe_at = 0, 0.0
 
     def check(self, silent_since: float, allowed_s: float, now: float) -> None:
         """Read the counters or send a probe if that is due.
@@ -164,7 +187,7 @@ class EngineCheck:
             self._is_reading = True
             if self._reads_failing_since is None:
                 self._reads_failing_since = now
-            self._start(self._read())
+            self._reading = self._start(self._read())
         is_in_doubt = self._is_standing_still or self._reads_failing_s(now) >= self.stall_s / 3
         if silence_s >= allowed_s - self.stall_s / 2 and is_in_doubt and now >= self._next_probe_at:
             self.probe()
@@ -245,23 +268,29 @@ class EngineCheck:
             has_progress = True
             self.progress_at = now
             self._ended_standstill_s = max(self._standstill_s, now - started_at)  # a late response is silence, too
-            self._passed_probes, self._next_probe_at = 0, 0.0
+            self._passed_in_row, self._next_probe_at = 0, 0.0
         self._unchanged_since, self._unchanged_until = now, 0.0
         return has_progress
 
     async def _probe(self) -> None:
         self.probes += 1
-        result = ProbeResult.NO_RESPONSE
+        period = self._periods
         try:
-            result = await probe_engine(self.address, self.model, TIMEOUT_RATIO * self.stall_s)
+            result, tokens = await probe_engine(self.address, self.model, TIMEOUT_RATIO * self.stall_s)
         finally:
-            self._is_probing = False
+            if period == self._periods:
+                self._is_probing = False
+        if result is ProbeResult.PASSED:
+            self.passed_probes += 1
+            self.probe_tokens += tokens
+        if period != self._periods:
+            return
         now = self._loop.time()
         if result is ProbeResult.NO_RESPONSE:
             self._next_probe_at = now + self.stall_s
         else:
-            self._next_probe_at = now + min(MAX_PAUSE_S, self.stall_s * 2**self._passed_probes)
-            self._passed_probes = min(self._passed_probes + 1, 10)
+            self._next_probe_at = now + min(MAX_PAUSE_S, self.stall_s * 2**self._passed_in_row)
+            self._passed_in_row = min(self._passed_in_row + 1, 10)
             self._no_response_since = None
         if result is ProbeResult.PASSED:
             self.progress_at = now
@@ -271,10 +300,11 @@ class EngineCheck:
         for on_probed in callbacks:
             on_probed(result)
 
-    def _start(self, work: Coroutine[object, object, None]) -> None:
+    def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
+        return task
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -99,9 +99,9 @@ class StallDetector:
             self._balancer.record_failure(replica, Failure.TIMEOUT, was_probe=False)
 
     @property
-    def probes(self) -> dict[str, int]:
-        """Probes sent to each engine, by replica."""
-        return {name: check.probes for name, check in self._checks.items() if check.probes}
+    def probed(self) -> list[EngineCheck]:
+        """The checks of engines that got a probe."""
+        return [check for check in self._checks.values() if check.probes]
 
     def close(self) -> None:
         """Cancel all engine checks."""

@@ -154,8 +154,8 @@ def store_readings(kind: TargetKind, at: datetime, readings: Iterable[tuple[int,
 def record_scrapes(replicas: Sequence[ReplicaScrape], routers: Sequence[RouterScrape], *, due: datetime) -> None:
     """Store the readings of each target. A target that has readings for this time or a later one is skipped."""
     with isolated_items(PeriodicTask.SCRAPES) as item:
+        _record_isolated(ROUTERS, routers, due, item)  # first: replicas' readings leave out routers' probes
         reports = _record_isolated(REPLICAS, replicas, due, item)
-        _record_isolated(ROUTERS, routers, due, item)
     _record_facts(reports)  # last and separately: it may publish a new configuration
 
 
@@ -197,6 +197,12 @@ def _record(kind: TargetKind, scrapes: Sequence[Scrape], due: datetime) -> Cache
         unique_fields=[kind.target],
         update_fields=("at", "raw_counters", *STATE_FIELDS),
     )
+    for _, _, result in merged:
+        probed = ScrapeState.objects.filter(replica__name__in=result.probes).select_related("replica")
+        for state in probed.select_for_update(of=("self",)).order_by("pk"):
+            number, tokens = result.probes[state.replica.name if state.replica else ""]
+            state.probes, state.probe_tokens = state.probes + number, state.probe_tokens + tokens
+            state.save(update_fields=["probes", "probe_tokens"])
     reports: CacheReports = []
     for scrape, state, result in merged:
         if isinstance(scrape, ReplicaScrape):

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
+from routing.health.engine_probe import ProbeResult
 from routing.schema import BreakerConfig, HealthCheck, Limits, RouterConfig
 from routing.types import ReplicaId
 from tests.fakes.replica import (
-    LAST_CHUNK,
     STREAM_HEAD,
     Call,
     FakeReplica,
@@ -26,7 +26,7 @@ from tests.fakes.replica import (
     sse,
 )
 from tests.pace import is_within
-from tests.routing.proxy.harness import BODY, Harness, Response, config, routed
+from tests.routing.proxy.harness import BODY, Harness, Response, config, routed, samples
 from tests.side_by_side import alone
 
 WHOLE = b'{"ok":true}'
@@ -88,7 +88,8 @@ class Engine:
     async def respond_to_probe(self, call: Call) -> None:
         await self.runs.wait()
         self.steps += 1
-        await call.send(STREAM_HEAD, chunk(sse({"choices": [{"text": "a"}]})), LAST_CHUNK)
+        events = sse({"choices": [{"text": "a"}]}), sse({"choices": [], "usage": {"prompt_tokens": 2}})
+        await call.send(STREAM_HEAD, *map(chunk, events), chunk(b"data: [DONE]\n\n"))  # not the last chunk
 
     def hang(self) -> None:
         """Stall the engine; its API server stays healthy."""
@@ -304,5 +305,32 @@ async def test_an_engine_with_long_steps_gets_few_probes(replica: FakeReplica) -
         assert (await harness.chat()).status == 200
         _, text = await harness.admin("GET", "/metrics")
 
-    assert len(replica.token_probes) <= 3
+    assert len(replica.token_probes) <= 5
     assert f'engine_probes_total{{replica="replica-0"}} {len(replica.token_probes)}' in text or not replica.token_probes
+
+
+async def test_what_an_engine_counts_of_probes_is_counted_too(replica: FakeReplica) -> None:
+    """Also of a probe that a client's bytes overtook: it is not cancelled, and tells nothing about a later silence."""
+    engine = Engine(replica)
+    async with routed(config([replica], health=PATIENT)) as harness:
+        check = harness.router.services.stall_detector._checks[replica.name]
+        results = []
+        check.probe(results.append)
+        await harness.until(lambda: results, "the first probe")
+        progress_at = check.progress_at
+        engine.hang()
+        check.probe()
+        await harness.until(lambda: len(replica.token_probes) == 2, "the second probe")
+        check.reset()
+        engine.runs.set()
+        await harness.until(lambda: check.passed_probes == 2, "its token")
+        _, text = await harness.admin("GET", "/metrics")
+
+    assert results == [ProbeResult.PASSED]
+    assert check.progress_at == progress_at
+    found = {name: rows[0][1] for name, rows in samples(text).items() if "engine_probe" in name}
+    assert found == {
+        "warmpath_router_engine_probes_total": 2,
+        "warmpath_router_engine_probes_passed_total": 2,
+        "warmpath_router_engine_probe_tokens_total": 4,
+    }

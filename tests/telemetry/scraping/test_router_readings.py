@@ -1,11 +1,16 @@
 """Readings of a router, one per label set."""
 
+from datetime import timedelta
+
 import pytest
 
-from telemetry.models import RouterReading, ScrapeState
+from telemetry.metrics.windows import PointState, Window
+from telemetry.models import Reading, RouterReading, ScrapeState
+from telemetry.services.figures.replicas import rank_rows
 from tests.fakes.fake_metrics_server import status, text
-from tests.telemetry.expositions import router_text
-from tests.telemetry.scraping.cycles import run_cycle, scrape_router
+from tests.telemetry.conftest import T0
+from tests.telemetry.expositions import replica_text, router_text
+from tests.telemetry.scraping.cycles import replica, run_cycle, scrape_router
 
 pytestmark = pytest.mark.django_db
 
@@ -65,6 +70,62 @@ def test_requests_of_a_label_set(pool, metrics_server, before, after, reason, ex
 
     reading = RouterReading.objects.get(pool="chat")
     assert (reading.state, reading.requests, reading.spilled_requests) == expected
+
+
+def probes(number, tokens):
+    metrics = {"probes_total": number + 1, "probes_passed_total": number, "probe_tokens_total": tokens}
+    return "".join(f'warmpath_router_engine_{name}{{replica="r1"}} {value}\n' for name, value in metrics.items())
+
+
+def of_probes(number, *, requests=0, tokens=0):
+    """An engine that counted probes of 2 tokens, and requests with this many tokens together."""
+    count = number + requests
+    return replica_text(2 * number + tokens, tokens // 2, finished=count, ttft=(requests, number, 0, 0, 0))
+
+
+def test_an_engine_that_got_probes_alone_has_no_traffic(pool, metrics_server):
+    numbers = (0, 1, 3, 3)
+    added = replica(pool, metrics_server, "r1", *map(of_probes, numbers))
+    scrape_router(metrics_server, *(router_text() + probes(number, 2 * number) for number in numbers))
+
+    rows = Reading.objects.filter(replica=added).order_by("at")
+    figures = ("finished", "first_tokens", "queries", "prompt_tokens", "ttft_counts", "ttft_sum_s")
+    assert list(rows.values_list(*figures)) == [(None,) * 6, *[(0, 0, 0, 0, [], 0.0)] * 3]
+    (rank,) = rank_rows(added, Window.last(60, until=T0 + timedelta(seconds=15)))
+    assert (rank.hit_rate_ratio, rank.hit_rate_state, rank.requests_per_s) == (None, PointState.NO_TRAFFIC, 0)
+    assert list(RouterReading.objects.values_list("pool", "replica").distinct()) == [("", "")]
+
+
+def test_probes_are_left_out_of_the_counts_of_a_reading_and_its_first_tokens_are_unknown(pool, metrics_server):
+    added = replica(
+        pool,
+        metrics_server,
+        "r1",
+        of_probes(0, requests=4, tokens=400),
+        of_probes(2, requests=14, tokens=1400),
+        of_probes(2, requests=24, tokens=2400),
+    )
+    scrape_router(metrics_server, *(router_text() + probes(number, 2 * number) for number in (0, 2, 2)))
+
+    rows = Reading.objects.filter(replica=added).order_by("at")
+    assert list(rows.values_list("finished", "first_tokens", "queries", "hits", "prompt_tokens", "ttft_counts")) == [
+        (None,) * 6, (10, 10, 1000, 500, 1000, None), (10, 10, 1000, 500, 1000, [10]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("of_engine", "of_router", "finished"),
+    [
+        pytest.param((0, 0, 2, 2), (0, 2, 2, 2), [None, 0, 0, 0], id="the router is scraped before the engine"),
+        pytest.param((0, 2, 2, 2), (0, 0, 2, 2), [None, 2, 0, 0], id="the engine is scraped before the router"),
+        pytest.param((0, 0, 2, 2), (7, 2, 2, 2), [None, 0, 0, 0], id="another process of the router"),
+    ],
+)
+def test_a_probe_is_left_out_once(pool, metrics_server, of_engine, of_router, finished):
+    added = replica(pool, metrics_server, "r1", *map(of_probes, of_engine))
+    scrape_router(metrics_server, *(router_text() + probes(number, 2 * number) for number in of_router))
+
+    assert list(Reading.objects.filter(replica=added).order_by("at").values_list("finished", flat=True)) == finished
 
 
 def test_kv_event_streams_are_kept_as_of_the_last_scrape(pool, metrics_server):
