@@ -182,6 +182,7 @@ POOL = kinds_of(
     "session_keys",
     "paths",
     "disaggregation",
+    "allowed_origins",
 )
 GROUP = kinds_of(
     TaskGroupConfig,

@@ -98,6 +98,7 @@ class Pool(Model):
     session_keys = JSONField(null=True, blank=True)  # routing.schema.SessionKey; None: DEFAULT_SESSION_KEYS
     paths = JSONField(null=True, blank=True)  # routing.schema.DataPath; None: all
     disaggregation = JSONField(null=True, blank=True)  # routing.schema.Disaggregation; None: its defaults
+    allowed_origins = ArrayField(CharField(max_length=256), default=list, db_default=[], blank=True)  # Origin
     kv_cache = JSONField(null=True, blank=True)  # controlplane.kv_cache.KvCache; None: unknown
     costs = JSONField(null=True, blank=True)  # controlplane.kv_cache.Costs; None: unknown
     # services.policies.publish_checks.PredictionPolicy, not sent to routers; None: its defaults.

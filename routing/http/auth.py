@@ -1,9 +1,12 @@
-"""API keys: which key a request carries, what the key permits, and the rates that it may send at.
+"""API keys: what a request's key permits, and the rates that it may send at; web pages that may read responses.
 
 Theory of operation. A key is looked up by its SHA-256 digest, so the time of a look-up reveals nothing about any key.
 The result for a head is stored in the head, which many requests share (``HeaderCache``), and is valid for one
 configuration. ``x-api-key`` is read only in a request without ``Authorization``, because two headers could carry two
 different keys.
+
+Browsers keep responses from web pages of other origins, unless the response names the page's origin (CORS,
+https://fetch.spec.whatwg.org). Before most requests they ask, without a key and a body, whether they may send it.
 """
 
 from __future__ import annotations
@@ -12,14 +15,15 @@ import hashlib
 import hmac
 import math
 import re
+from collections.abc import Sequence
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from routing.http.response import RejectedRequestError
+from routing.http.response import Header, LocalResponse, RejectedRequestError, ResponseHead
 from routing.http.usage import generated_tokens, prompt_and_cached
 from routing.limits.budgets import Budget
 from routing.limits.concurrency import SharedLimits
-from routing.schema import ApiKey, RouterConfig
+from routing.schema import ANY_ORIGIN, ApiKey, RouterConfig
 
 if TYPE_CHECKING:
     from routing.http.request import RequestHead
@@ -33,6 +37,12 @@ TOKENS: Final = "tokens"
 
 _bearer: Final = re.compile(rb"bearer +([!-~]+)", re.IGNORECASE).fullmatch
 _CHALLENGE: Final = ((b"WWW-Authenticate", b"Bearer"),)
+
+MAX_ASKED_BYTES: Final = 4096  # of the header names that a browser asks for
+_VARY: Final = (b"Vary", b"Origin")
+_EXPOSE: Final = (b"Access-Control-Expose-Headers", b"*")
+_MAX_AGE: Final = (b"Access-Control-Max-Age", b"600")  # seconds
+_header_names: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+( *, *[A-Za-z0-9!#$%&'*+.^_`|~-]+)*").fullmatch
 
 
 class Rate(NamedTuple):
@@ -185,3 +195,55 @@ def _rate_error(budget: Budget, unit: str, wait_s: float, now: float) -> Rejecte
     )
     message = f"this API key sends too many {unit}: try again in {wait_s:.3g} s"
     return RejectedRequestError(429, message, retry_after_s=math.ceil(wait_s), headers=headers)
+
+
+class CrossOrigin:
+    """The origins of web pages that the pools of one configuration allow. Credentials of browsers are never allowed."""
+
+    __slots__ = ("_all", "_by_pool")
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._by_pool = {pool.name: frozenset(pool.allowed_origins) for pool in config.pools}
+        self._all = frozenset(origin for pool in config.pools for origin in pool.allowed_origins)
+
+    def headers(self, origin: str | None, pool: str) -> tuple[Header, ...]:
+        """Header fields of a response to a page. ``pool``: of the request; empty, so unknown: what any pool allows."""
+        allowed = self._by_pool.get(pool, self._all)
+        if not allowed:
+            return ()
+        if ANY_ORIGIN in allowed:
+            return ((b"Access-Control-Allow-Origin", b"*"), _EXPOSE)
+        if origin is None or origin not in allowed:
+            return (_VARY,)
+        return ((b"Access-Control-Allow-Origin", origin.encode("latin-1")), _EXPOSE, _VARY)
+
+    def decided(self, response: ResponseHead, request: RequestHead, pool: str) -> ResponseHead:
+        """A replica's response with the header fields of this configuration in place of the replica's own."""
+        lines = [line for line in response.lines.splitlines(keepends=True) if not _is_cross_origin(line)]
+        lines += [b"%b: %b\r\n" % header for header in self.headers(request.header(b"origin"), pool)]
+        decided = ResponseHead(response.status, response.status_line)
+        decided.lines = b"".join(lines)
+        decided.framing, decided.length, decided.is_stream = response.framing, response.length, response.is_stream
+        return decided
+
+    def preflight(self, request: RequestHead, methods: Sequence[bytes]) -> LocalResponse | None:
+        """The response to a browser that asks what a page may send; None if it may not, or does not ask.
+
+        Its pool is unknown, so it is what any pool allows; ``headers`` are added to it as to any response.
+        """
+        origin = request.header(b"origin")
+        if origin is None or not (ANY_ORIGIN in self._all or origin in self._all):
+            return None
+        asked = request.header(b"access-control-request-headers") or ""
+        if not request.header(b"access-control-request-method") or len(asked) > MAX_ASKED_BYTES:
+            return None
+        headers: tuple[Header, ...] = ((b"Access-Control-Allow-Methods", b", ".join(methods)), _MAX_AGE)
+        if asked:
+            if not _header_names(asked):
+                return None
+            headers = (*headers, (b"Access-Control-Allow-Headers", asked.encode()))
+        return LocalResponse(200, headers=headers)
+
+
+def _is_cross_origin(line: bytes) -> bool:
+    return line[:15].lower() == b"access-control-"

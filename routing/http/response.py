@@ -380,7 +380,7 @@ class RejectedRequestError(Exception):
 
     ``must_close``: the connection is closed, because the rest of its bytes cannot be trusted or is not read.
     ``kind``: the ``type`` of OpenAI's error object; None: the usual one of the status.
-    ``path``: of the request, if it was rejected while it was received; empty if unknown.
+    ``path``, ``origin``: of the request, if it was rejected while it was received; empty and None if unknown.
     """
 
     def __init__(
@@ -403,6 +403,7 @@ class RejectedRequestError(Exception):
         self.headers = headers
         self.kind = kind
         self.path = b""
+        self.origin: str | None = None
 
     def response(self, path: bytes = b"") -> LocalResponse:
         """The response to a request to ``path``, in the error format of that path's API."""

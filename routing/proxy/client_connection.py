@@ -145,13 +145,18 @@ class RequestReader:
 
     def reject(self, rejection: RejectedRequestError) -> None:
         """Queue a rejection behind earlier requests, and read nothing more."""
-        rejection.path = self._target
+        rejection.path, rejection.origin = self._target, self._origin()
         self.queue.append(rejection)
         self.in_message = False
         self.head = None
         self._pieces, self._long = [], None
         self._count_unfinished()
         self.ignores_input = self.is_rejected = True
+
+    def _origin(self) -> str | None:
+        """The origin of the page that sent the request; None if it names none, or more than one."""
+        origins = [value for name, value in self._headers if name.lower() == b"origin"]
+        return origins[0].decode("latin-1") if len(origins) == 1 else None
 
     def body_wait_s(self, head: RequestHead, now: float) -> float:
         """Seconds from ``now`` to wait for more of the body of ``head``; below 0 if it is too slow already."""
@@ -312,11 +317,27 @@ class ClientConnection(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         self.write_buffer.write(self.transport, data)
 
-    def respond(self, request: Request | None, response: LocalResponse, *, keep_alive: bool) -> None:
-        """Send a response of the router's own; ``request`` is None if it could not be parsed."""
+    def respond(
+        self,
+        request: Request | None,
+        response: LocalResponse,
+        *,
+        keep_alive: bool,
+        pool: str = "",
+        origin: str | None = None,
+    ) -> None:
+        """Send a response of the router's own; ``request`` is None if it could not be parsed.
+
+        ``pool``: of the request; empty if it is unknown. ``origin``: of a request that could not be parsed.
+        """
         http11, bodyless, request_id = True, False, ""
         if request is not None:
             http11, bodyless, request_id = request.head.http11, request.head.method == b"HEAD", request.request_id
+        active = self._router.active
+        if active is not None and active.cross_origin is not None:
+            if request is not None:
+                origin = request.head.header(b"origin")
+            response = response._replace(headers=response.headers + active.cross_origin.headers(origin, pool))
         encoded = encode_local_response(
             response, http11=http11, keep_alive=keep_alive, bodyless=bodyless, request_id=request_id
         )
@@ -578,7 +599,7 @@ class ClientConnection(asyncio.Protocol):
         path = b"" if request is None else request.head.path
         if not keep_alive:
             self._close_reason = CloseReason.TIMEOUT if rejection.status == 408 else CloseReason.REJECTED
-        self.respond(request, rejection.response(path), keep_alive=keep_alive)
+        self.respond(request, rejection.response(path), keep_alive=keep_alive, origin=rejection.origin)
         self.on_exchange_ended(keep_alive=keep_alive)
 
     @property

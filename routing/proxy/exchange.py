@@ -261,7 +261,7 @@ class Exchange:
             headers += ((b"X-Warmpath-Cache-Similarity", b"%.4f" % response.similarity),)
         self._finish(Outcome.OK)
         local = LocalResponse(200, response.body, headers, response.content_type)
-        self._client.respond(self._request, local, keep_alive=keep_alive)
+        self._client.respond(self._request, local, keep_alive=keep_alive, pool=self._pool)
         self._client.on_exchange_ended(keep_alive=keep_alive)
 
     def _place(self) -> None:
@@ -624,6 +624,9 @@ class Exchange:
             self._ticket.record_first_byte()  # at the end, ``record_response`` implies it
         if self._is_probe and head.status < TOO_MANY:
             self._has_probe_result = self._services.breakers.record_first_byte(ReplicaId(record.replica))
+        cross_origin = self._configuration.cross_origin
+        if cross_origin is not None:
+            head = cross_origin.decided(head, request.head, record.pool)
         self._relay = relay = ResponseRelay(
             self._client, head, parsed, is_aborted=aborted, hides_usage=self._removes_usage
         )
@@ -693,8 +696,13 @@ class Exchange:
         if self._trace is not None:
             self._trace.status = rejection.status
         self._finish(Outcome.CLIENT_ERROR if rejection.status < 500 else outcome)
-        self._client.respond(self._request, rejection.response(self._request.head.path), keep_alive=keep_alive)
+        response = rejection.response(self._request.head.path)
+        self._client.respond(self._request, response, keep_alive=keep_alive, pool=self._pool_name())
         self._client.on_exchange_ended(keep_alive=keep_alive)
+
+    def _pool_name(self) -> str:
+        """The request's pool; empty if it is unknown."""
+        return self._record.pool if self._is_placed else self._pool
 
     # --- the end ---
 
@@ -707,7 +715,7 @@ class Exchange:
             self._client.reset()
         else:
             error_response = RejectedRequestError(500, "internal error").response(self._request.head.path)
-            self._client.respond(self._request, error_response, keep_alive=False)
+            self._client.respond(self._request, error_response, keep_alive=False, pool=self._pool_name())
             self._client.on_exchange_ended(keep_alive=False)
 
     def _finish(self, outcome: Outcome) -> None:

@@ -57,8 +57,8 @@ class Downstream(Protocol):
 
     def write(self, data: bytes) -> None: ...
 
-    def respond(self, request: Request | None, response: LocalResponse, *, keep_alive: bool) -> None:
-        """Send a response of the router's own."""
+    def respond(self, request: Request | None, response: LocalResponse, *, keep_alive: bool, pool: str = "") -> None:
+        """Send a response of the router's own. ``pool``: of the request; empty if it is unknown."""
 
     def on_exchange_ended(self, *, keep_alive: bool) -> None:
         """The current response is complete, or will never be."""

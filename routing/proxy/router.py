@@ -55,6 +55,7 @@ REFUSED_LOG_S: Final = 60.0
 HEALTH: Final = b"/health"
 MODELS: Final = b"/v1/models"
 POST: Final = b"POST"
+OPTIONS: Final = b"OPTIONS"
 HEAD: Final = b"HEAD"  # vLLM has none for models
 _METHODS: Final = dict.fromkeys((*PROMPT_PATHS, *FORM_PATHS), (b"POST",)) | dict.fromkeys(
     (HEALTH, MODELS), (b"GET", b"HEAD")
@@ -211,11 +212,20 @@ class Router:
         """Start an exchange, or respond without a replica; RejectedRequestError by path, method, key or limit."""
         if request.is_large:
             self._hold_body(request)
+        if request.head.method == OPTIONS and (preflight := self._preflight(request.head)) is not None:
+            return preflight
         accepted = self.accept(request)
         if isinstance(accepted, LocalResponse):
             return accepted
         self.services.held_body_bytes += request.held_bytes
         return Exchange(self.services, accepted, client, request)
+
+    def _preflight(self, head: RequestHead) -> LocalResponse | None:
+        """The response to a browser that asks, without a key, what a page may send; None if it may not send it."""
+        methods = _METHODS.get(head.path) or methods_of(head.path)
+        if methods is None or self.active is None or self.active.cross_origin is None:
+            return None
+        return self.active.cross_origin.preflight(head, methods)
 
     def _hold_body(self, request: Request) -> None:
         """Count a large body until it is dropped; RejectedRequestError if all of them together are too large."""

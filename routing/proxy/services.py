@@ -9,7 +9,7 @@ from routing.balancing.placement import Placement
 from routing.health.checks import HealthChecks
 from routing.health.stall_detection import StallDetector
 from routing.health.warm_ups import WarmUps
-from routing.http.auth import AccessControl
+from routing.http.auth import AccessControl, CrossOrigin
 from routing.kv_events.subscriptions import KvEventSubscriptions
 from routing.observability.decision_log import DecisionRing, StructureSampler
 from routing.observability.metrics import ConfiguredSeries, Metrics
@@ -45,6 +45,7 @@ class ActiveConfiguration:
         self.placement = placement
         self.connection_pools = connection_pools  # by replica name
         self.access = access  # None: no API key is required
+        self.cross_origin = CrossOrigin(config) if any(pool.allowed_origins for pool in config.pools) else None
         self.admission = Admission(config, placement.models, placement.matcher)
         self.series = ConfiguredSeries(config)
         self.usage_pools = frozenset(pool.name for pool in config.pools if pool.stream_usage is StreamUsage.REQUEST)

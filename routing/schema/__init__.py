@@ -64,11 +64,13 @@ from routing.schema.limits import GroupCaps as GroupCaps
 from routing.schema.limits import HealthCheck as HealthCheck
 from routing.schema.limits import Limits as Limits
 from routing.schema.limits import WarmUp as WarmUp
+from routing.schema.requests import ANY_ORIGIN as ANY_ORIGIN
 from routing.schema.requests import DEFAULT_SESSION_KEYS as DEFAULT_SESSION_KEYS
 from routing.schema.requests import PER_REQUEST_HEADERS as PER_REQUEST_HEADERS
 from routing.schema.requests import SESSION_FIELDS as SESSION_FIELDS
 from routing.schema.requests import TRACE_HEADERS as TRACE_HEADERS
 from routing.schema.requests import DataPath as DataPath
+from routing.schema.requests import check_origins as check_origins
 from routing.schema.requests import check_paths as check_paths
 from routing.schema.requests import check_session_keys as check_session_keys
 from routing.schema.response_cache import CACHE_KEY_PATTERN as CACHE_KEY_PATTERN

@@ -48,7 +48,15 @@ from routing.schema.limits import (
     Limits,
     WarmUp,
 )
-from routing.schema.requests import DataPath, SessionKey, check_paths, check_session_keys
+from routing.schema.requests import (
+    MAX_ORIGINS,
+    DataPath,
+    Origin,
+    SessionKey,
+    check_origins,
+    check_paths,
+    check_session_keys,
+)
 from routing.schema.response_cache import ResponseCache, SemanticCache
 from routing.schema.ring import MAX_ON_RING
 from routing.schema.strategies import PolicyConfig, Tier1
@@ -317,6 +325,14 @@ class PoolConfig(Frozen, frozen=True):
         | None
     ) = None  # None: all
     disaggregation: Disaggregation | None = None  # None: its defaults; only used if a replica has a role
+    allowed_origins: Annotated[
+        tuple[Origin, ...],
+        Meta(
+            max_length=MAX_ORIGINS,
+            description="Origins of the web pages whose scripts may use the pool (CORS), such as https://chat.example. "
+            "*: all.",
+        ),
+    ] = ()
 
     @property
     def names(self) -> ModelNames:
@@ -421,6 +437,7 @@ def check_config(config: RouterConfig) -> None:
             check_session_keys(pool.session_keys, f"{path}.session_keys")
         if pool.paths is not None:
             check_paths(pool.paths, f"{path}.paths")
+        check_origins(pool.allowed_origins, f"{path}.allowed_origins")
         check_canary(pool.policy, f"{path}.policy", {group.name for group in pool.groups if group.policy is None})
         for at, group in enumerate(pool.groups):
             if group.policy is not None:
@@ -605,6 +622,7 @@ def encode_config(config: RouterConfig) -> bytes:
     _omit_default([tree], "replica_networks")
     _omit_default(tree["pools"], "warm_up")
     _omit_default(tree["pools"], "disaggregation")
+    _omit_default(tree["pools"], "allowed_origins", ())
     replicas = [replica for pool in tree["pools"] for replica in pool["replicas"]]
     _omit_default(replicas, "kv_events")
     _omit_default(replicas, "role", ReplicaRole.BOTH.value)

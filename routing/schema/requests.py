@@ -1,4 +1,4 @@
-"""Which paths a pool serves, and where its requests name their session.
+"""Which paths a pool serves, where its requests name their session, and which web pages may send them.
 
 ``DEFAULT_SESSION_KEYS`` is the order of pools that set none. A header is named in any case, as ``header:X-Session-ID``;
 a field of the body as ``body:user``. Ids that differ in each request of a session are rejected: they would spread a
@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from routing.schema.fields import ConfigError
+from routing.schema.fields import ConfigError, matching
 
 
 class DataPath(StrEnum):
@@ -40,6 +40,17 @@ class DataPath(StrEnum):
 
 
 SessionKey = Annotated[str, Meta(max_length=128)]
+MAX_ORIGINS: Final = 100  # of one pool
+ANY_ORIGIN: Final = "*"
+Origin = Annotated[
+    str,
+    matching(
+        r"(\*|[a-z][a-z0-9+.-]{0,31}://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?)",
+        form="* or scheme://host[:port] in lower case, without a path",
+        max_length=256,
+    ),
+]
+_DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
 
 SESSION_FIELDS: Final = (
     *("prompt_cache_key", "session_id", "conversation", "user", "metadata.session_id", "metadata.user_id"),
@@ -106,3 +117,14 @@ def check_paths(paths: Sequence[str], path: str) -> None:
     """Check that a pool serves at least one path; ConfigError."""
     if not paths:
         raise ConfigError(path, "a pool without paths serves nothing; use null for all")
+
+
+def check_origins(origins: Sequence[str], path: str) -> None:
+    """Check that browsers send each origin in this form, and that none is listed twice; ConfigError."""
+    for at, origin in enumerate(origins):
+        scheme, _, rest = origin.partition("://")
+        port = _DEFAULT_PORTS.get(scheme)
+        if port is not None and rest.endswith(port):
+            raise ConfigError(f"{path}[{at}]", f"browsers leave out the port {port[1:]} of {scheme}: leave it out, too")
+        if origin in origins[:at]:
+            raise ConfigError(f"{path}[{at}]", f"{origin!r} is listed twice")

@@ -23,7 +23,7 @@ from controlplane.services.policies.publish_checks import PredictionPolicy
 from controlplane.services.snapshots import freeze_snapshot
 from routing import schema
 
-_LISTS = ("models", "aliases", "adapters", "session_keys", "paths")
+_LISTS = ("models", "aliases", "adapters", "session_keys", "paths", "allowed_origins")
 POOL_SETTINGS: Mapping[str, Any] = {  # types by column
     **schema_fields.POOL,
     "kv_cache": KvCache | None,  # this and the following are not sent to routers
@@ -96,6 +96,7 @@ class PoolSettings(TypedDict, total=False):
     session_keys: Iterable[str] | None  # None: routing.schema.DEFAULT_SESSION_KEYS; empty: no sessions
     paths: Iterable[str] | None  # routing.schema.DataPath; None: all
     disaggregation: Mapping[str, Any] | None
+    allowed_origins: Iterable[str]  # routing.schema.Origin; empty: none
     kv_cache: Mapping[str, Any] | None  # controlplane.kv_cache.KvCache; None: unknown
     costs: Mapping[str, Any] | None  # controlplane.kv_cache.Costs; None: unknown
     what_if: Mapping[str, Any] | None  # PredictionPolicy; not sent to routers
@@ -189,12 +190,15 @@ def _checked(settings: PoolSettings) -> dict[str, Any]:
 
 
 def _check_requests(values: dict[str, Any]) -> None:
-    """Check session keys and paths, and sort the paths; InvalidError."""
+    """Check session keys, paths and origins, and sort paths and origins; InvalidError."""
     try:
         schema.check_session_keys(values.get("session_keys") or (), "$.session_keys")
         if values.get("paths") is not None:
             schema.check_paths(values["paths"], "$.paths")
             values["paths"] = sorted(set(values["paths"]))
+        if "allowed_origins" in values:
+            schema.check_origins(values["allowed_origins"], "$.allowed_origins")
+            values["allowed_origins"] = sorted(values["allowed_origins"])
     except schema.ConfigError as error:
         raise InvalidError(error.path, error.reason) from None
 

@@ -185,7 +185,9 @@ def _access_effects(
 # --- fields without a rule ------------------------------------------------------------------------------
 
 # Fields and branches that decide which requests are accepted.
-_ACCEPTANCE = frozenset({"access", "adapters", "aliases", "api_key", "caps", "concurrency", "models", "paths"})
+_ACCEPTANCE = frozenset(
+    {"access", "adapters", "aliases", "allowed_origins", "api_key", "caps", "concurrency", "models", "paths"}
+)
 _SESSIONS = frozenset({"match", "session_keys"})  # what decides the task group or the session of a request
 _UNSET = {"paths": "all", "session_keys": "the default"}  # what null means, where that is not "none"
 _OBJECTS = {"pools": "pool", "groups": "task group", "replicas": "replica", "keys": "API key"}

@@ -23,6 +23,10 @@ SESSION_KEYS = (
     "that a request has is its session key. Empty: the headers and fields of known clients. none: requests have "
     "no session."
 )
+ORIGINS = (
+    "Origins of the web pages whose scripts may use the pool (CORS), one per line, such as https://chat.example. "
+    "*: all. Empty: none, browsers keep responses from other sites' pages."
+)
 PATHS = "The paths that the pool serves, one per line. Requests for others get 404. Empty: all."
 _LINES = {"autocomplete": "off", "spellcheck": "false"}
 
@@ -203,6 +207,7 @@ class PoolSettingsForm(SectionedForm):
         Single("stream_usage", schema.PoolConfig, "Token usage of streams"),
         Single("session_keys", schema.PoolConfig, "Session keys", SESSION_KEYS),
         Single("paths", schema.PoolConfig, "Paths", PATHS),
+        Single("allowed_origins", schema.PoolConfig, "Allowed origins", ORIGINS, empty=[]),
     )
 
     description = forms.CharField(required=False, max_length=1000, help_text="Purpose and contact.")

@@ -51,6 +51,8 @@ POOL_SETTINGS = [
     ("session_keys", [], None),
     ("paths", ["/v1/chat/completions", "/v1/messages"], None),
     ("disaggregation", {"min_uncached_tokens": 512}, None),
+    ("allowed_origins", ["app://obsidian.md", "https://chat.example:8443"], []),
+    ("allowed_origins", ["*"], []),
 ]
 GROUP_SETTINGS = [
     ("match", {"session_prefixes": ["agent-"], "tier1_hashes": ["0123456789abcdef"], "models": ["llama"]}, None),
@@ -169,6 +171,14 @@ def test_unset_settings_leave_the_configuration_unchanged(pool, replica, setting
         ("pools/default", {"session_keys": ["header:Authorization"]}, "#/session_keys/0"),
         ("pools/default", {"session_keys": ["X-Session-ID"]}, "#/session_keys/0"),
         ("pools/default", {"paths": []}, "#/paths"),
+        ("pools/default", {"allowed_origins": ["https://chat.example/"]}, "#/allowed_origins/0"),
+        ("pools/default", {"allowed_origins": ["*", "https://Chat.example"]}, "#/allowed_origins/1"),
+        ("pools/default", {"allowed_origins": ["null"]}, "#/allowed_origins/0"),
+        ("pools/default", {"allowed_origins": ["https://chat.example\n"]}, "#/allowed_origins/0"),
+        ("pools/default", {"allowed_origins": ["https://chat.example:443"]}, "#/allowed_origins/0"),
+        ("pools/default", {"allowed_origins": ["https://*.example"]}, "#/allowed_origins/0"),
+        ("pools/default", {"allowed_origins": ["*", "*"]}, "#/allowed_origins/1"),
+        ("pools/default", {"allowed_origins": [f"https://a{n}" for n in range(101)]}, "#/allowed_origins"),
         ("pools/default", {"paths": ["/v1/models"]}, "#/paths/0"),
         ("pools/default", {"models": ["m"], "aliases": [{"name": "a", "model": "x"}]}, "#/aliases/0/model"),
         ("pools/default", {"aliases": [{"name": "a", "model": "x"}] * 2}, "#/aliases/1/name"),

@@ -27,6 +27,7 @@ VALUES_BY_FIELD = {  # fields whose patterns random text would never match
     "tier1_hashes": st.lists(st.sampled_from(["0" * 16, "1" * 16]), max_size=2, unique=True).map(tuple),
     "retry_on": st.lists(st.sampled_from(schema.RETRY_CAUSES), min_size=1, max_size=2, unique=True).map(tuple),
     "session_keys": st.none() | st.lists(st.sampled_from(schema.DEFAULT_SESSION_KEYS), max_size=2).map(tuple),
+    "allowed_origins": st.lists(st.sampled_from(["*", "https://a", "https://b"]), max_size=2, unique=True).map(tuple),
     "media_hosts": st.none() | st.lists(st.sampled_from(NAMES), max_size=2, unique=True).map(tuple),
 }
 

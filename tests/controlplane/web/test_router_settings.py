@@ -32,6 +32,7 @@ FULL_POOL = {
     "session_keys": ["header:X-Conversation", "body:metadata.user_id"],
     "paths": ["/v1/chat/completions", "/v1/responses"],
     "disaggregation": {"min_uncached_tokens": 512},
+    "allowed_origins": ["app://obsidian.md", "https://chat.example:8443"],
 }
 FULL_GROUP = {
     "owner": "agents",

@@ -64,6 +64,7 @@ CONFIG: dict[str, Any] = {
             "stream_usage": "as_sent",
             "session_keys": ["header:X-Conversation", "body:metadata.user_id"],
             "paths": ["/v1/chat/completions", "/v1/responses"],
+            "allowed_origins": ["https://chat.example", "http://[::1]:3000"],
             "caps": {"n": None, "max_tokens": 100, "media_hosts": ["media.example"]},
             "concurrency": {"max_running": 8, "max_waiting": 0, "max_wait_s": 0.5},
             "breaker": {"failures": 2, "stall_s": None},
