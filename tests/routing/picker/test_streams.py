@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -445,6 +446,34 @@ async def test_a_body_that_another_process_reads_is_placed_too() -> None:
 
     assert len(picked.endpoints) == 1
     assert malformed.status == 400
+
+
+async def test_a_large_body_is_kept_until_its_replica_is_chosen_and_its_prompt_until_the_first_token() -> None:
+    body = chat_body(text="x" * (4 << 20))
+    async with picking(fleet(replicas(), models=("tiny",))) as (harness, channel):
+        streams = [EnvoyStream(channel) for _ in range(5)]
+        await streams[0].request(body)  # starts the process that reads large bodies
+        gc.collect()
+        tracemalloc.start()
+        try:
+            for stream in streams[1:]:
+                await stream.request(body)
+            gc.collect()
+            kept_bodies = [tracemalloc.get_traced_memory()[0] / len(body)]
+            for stream in streams[1:]:
+                await stream.send(response_headers={"headers": pairs([(":status", "200"), ("content-type", EVENTS)])})
+                await stream.read()
+                await stream.send(response_body={"body": TOKEN})
+                await stream.read()
+            gc.collect()
+            kept_bodies.append(tracemalloc.get_traced_memory()[0] / len(body))
+        finally:
+            tracemalloc.stop()
+        running = harness.router.services.in_flight
+
+    assert running == 5
+    assert kept_bodies[0] < 5  # a retry by Envoy may need the prompts
+    assert kept_bodies[1] < 1
 
 
 async def test_unknown_fields_and_messages_of_newer_envoys_are_ignored() -> None:

@@ -8,19 +8,22 @@ import os
 import signal
 import subprocess
 from collections import Counter, deque
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 import pytest
 
 from routing.balancing.request import read_body
+from routing.http.response import RejectedRequestError
 from routing.prompt import parsing
 from routing.prompt.bodies import BODIES
 from routing.prompt.parsing import LARGE_BYTES
 from routing.proxy import large_bodies
 from routing.proxy.client_connection import READ_BYTES, ClientConnection
-from routing.proxy.large_bodies import read_in_process, unpack_result
+from routing.proxy.large_bodies import LargeBodies, read_in_process, unpack_result
 from routing.schema import Alias, Caps, LowestCostSettings
+from routing.types import BodyError
 from tests.fakes.replica import Call, FakeReplica, answering, plain_answer
 from tests.routing.proxy.harness import CHAT, Harness, api_key, bearer, config, decision_page, post, routed, with_keys
 
@@ -204,6 +207,99 @@ async def test_a_process_that_hangs_is_killed(replica: FakeReplica, monkeypatch:
         assert (await harness.chat(large())).status == 503
         monkeypatch.setattr(large_bodies, "READ_S", 10.0)
         assert (await harness.chat(large())).status == 200
+
+
+# --- the queue ---
+
+
+class Queue:
+    """A queue of large bodies without a router; ``ended`` names those that were read or rejected, in this order."""
+
+    def __init__(self) -> None:
+        self.bodies = LargeBodies()
+        self.ended: list[str] = []
+        self.rejections: dict[str, BodyError | RejectedRequestError] = {}
+        self._has_changed = asyncio.Event()
+
+    def put(self, name: str, body: bytes, owner: str | None) -> None:
+        def on_rejected(error: BodyError | RejectedRequestError) -> None:
+            self.rejections[name] = error
+            self._end(name)
+
+        self.bodies.read("/v1/chat/completions", body, lambda _: self._end(name), on_rejected, owner=owner)
+
+    async def wait_ended(self, count: int) -> None:
+        async with asyncio.timeout(60):
+            while len(self.ended) < count:
+                self._has_changed.clear()
+                await self._has_changed.wait()
+
+    def _end(self, name: str) -> None:
+        self.ended.append(name)
+        self._has_changed.set()
+
+
+@pytest.fixture
+async def queue() -> AsyncIterator[Queue]:
+    found = Queue()
+    yield found
+    found.bodies.close()
+
+
+async def test_many_large_bodies_of_one_key_do_not_delay_a_small_one_of_another(queue: Queue) -> None:
+    body, small = large("word ", 8 << 20), large("word ", 300_000)
+    for number in range(20):
+        queue.put(f"red {number}", body, "red")
+    await queue.wait_ended(1)
+    queue.put("blue", small, "blue")
+    await queue.wait_ended(21)
+
+    order = [name for name in queue.ended if name != "blue"]
+    assert order == [f"red {number}" for number in range(20)]
+    assert queue.ended.index("blue") <= 2  # after the one that was being read
+    assert queue.rejections == {}
+
+
+async def test_a_large_body_has_its_turn_among_many_smaller_ones_of_another_key(queue: Queue) -> None:
+    small = large("word ", 300_000)
+    for number in range(10):
+        queue.put(f"red {number}", small, "red")
+    queue.put("blue", large("word ", 4 * 300_000), "blue")
+    await queue.wait_ended(11)
+
+    assert queue.ended.index("blue") <= 4  # as many bytes were read before it
+
+
+async def test_a_key_has_at_most_half_of_the_queue(queue: Queue) -> None:
+    body = large("word ", 300_000)
+    for number in range(large_bodies.MAX_WAITING_OF_ONE):
+        queue.put(f"red {number}", body, "red")
+    with pytest.raises(RejectedRequestError, match="too many large bodies wait") as raised:
+        queue.put("red", body, "red")
+    for number in range(large_bodies.MAX_WAITING // 2):
+        queue.put(f"blue {number}", body, f"blue {number}")
+    with pytest.raises(RejectedRequestError, match="too many large bodies wait"):
+        queue.put("green", body, "green")
+
+    assert (raised.value.status, raised.value.retry_after_s) == (503, 1)
+
+
+async def test_a_body_that_has_waited_for_30_s_is_rejected(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(large_bodies, "monotonic", lambda: clock[0])
+    body = large("word ", 300_000)
+    for name in ("first", "second", "third"):
+        queue.put(name, body, "red")
+    clock[0] += 20.0
+    queue.put("late", body, "red")
+    clock[0] += 10.1
+    await queue.wait_ended(4)
+
+    assert queue.ended == ["first", "second", "third", "late"]
+    assert set(queue.rejections) == {"second", "third"}
+    rejection = queue.rejections["second"]
+    assert isinstance(rejection, RejectedRequestError)
+    assert (rejection.status, rejection.message) == (503, "the body has waited 30 s to be read")
 
 
 async def test_cancelled_bodies_are_dropped_and_the_queue_is_bounded(

@@ -130,6 +130,26 @@ async def test_retries_are_limited(retries: int) -> None:
         assert sum(len(replica.calls) for replica in replicas) == 1 + retries
 
 
+async def test_a_retry_without_budget_is_not_placed() -> None:
+    """Else it would take a turn of round robin."""
+    async with fake_replicas(3) as replicas:
+        replicas[0].script = resetting
+        async with routed(config(replicas, health=NEVER_DOWN, limits=Limits(retry_ratio=0, retry_floor_per_s=0))) as it:
+            found = [(await it.chat()).headers.get("x-warmpath-replica") for _ in range(6)]
+            rejected = it.router.balancer.retry_budget.rejected
+    assert found[:3] == found[3:]
+    assert set(found) == {None, "replica-1", "replica-2"}
+    assert rejected == 2
+
+
+async def test_a_retry_for_which_no_replica_is_left_costs_no_budget(replica: FakeReplica) -> None:
+    replica.script = resetting
+    async with routed(config([replica], health=NEVER_DOWN)) as harness:
+        budget = harness.router.balancer.retry_budget
+        statuses = {(await harness.chat()).status for _ in range(5)}
+        assert (statuses, budget._retries, budget.rejected) == ({502}, 0, 0)
+
+
 @pytest.mark.parametrize("status", [400, 404, 422, 500, 501])
 async def test_other_statuses_are_relayed(status: int, two: list[FakeReplica]) -> None:
     for replica in two:
