@@ -329,10 +329,11 @@ class Use:
     ``path[first - 1]``, if ``first`` is not 0, is the run before them.
     """
 
-    __slots__ = ("evicted", "first", "is_running", "path", "used_s")
+    __slots__ = ("evicted", "first", "is_prefilled", "is_running", "path", "used_s")
 
     def __init__(self, path: list[BlockRun], used_s: float) -> None:
         self.is_running = False  # the engine cannot evict the blocks of a running request
+        self.is_prefilled = False  # a response shows it
         self.path = path  # from the prompt's first block on, unless compacted; it may end with a Tail
         self.first = 0
         self.evicted = 0  # blocks that were removed from the end of ``path``

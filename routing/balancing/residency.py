@@ -10,10 +10,10 @@ Feedback. A response reports its cached tokens. In an LRU cache that lost a pref
 too, so after ``MAX_MISSES`` responses in a row with far fewer cached tokens than predicted, everything that the replica
 last used before those prefixes is evicted here. If as many prefixes last used before the first such response were
 missing, and none was found, the engine has lost everything (its cache was cleared), so everything from before is
-evicted. Predictions that rely on a prompt dispatched in the last
-``MAX_PREFILL_S`` are not checked, because its prefill may not be over. Responses also give the lengths of tails and
-teach their reuse. If no response of ``ZERO_HITS`` in a row, over ``ZERO_HITS_S``, reports any cached token where some
-were predicted, the engine probably runs without prefix caching: nothing is expected there until a response does.
+evicted. Predictions that rely on a prompt without a response, dispatched in the last ``MAX_PREFILL_S``, are not
+checked, because its prefill may not be over. Responses also give the lengths of tails and teach their reuse. If no
+response of ``ZERO_HITS`` in a row, over ``ZERO_HITS_S``, reports any cached token where some were predicted, the engine
+probably runs without prefix caching: nothing is expected there until a response does.
 
 Other routers. Several routers before the same replicas, and several workers of one router, each record only what
 they sent themselves. If responses report more cached tokens than were recorded, there are other routers. From then on
@@ -161,6 +161,7 @@ class RequestResidency:
         "_evicted_tokens",
         "_hit_blocks",
         "_hit_tokens",
+        "_is_checked",
         "_known_blocks",
         "_known_tokens",
         "_prefix_used_s",
@@ -185,6 +186,7 @@ class RequestResidency:
         known: tuple[int, int],
         use: Use,
         prefix_used_s: float,
+        is_checked: bool,
         prompt_tokens: int,
         block_tokens: int,
         tails_and_branches: tuple[TailReuse, Branches],
@@ -202,6 +204,7 @@ class RequestResidency:
         self._use = use
         self._sent_s = use.used_s
         self._prefix_used_s = prefix_used_s  # when the replica last used the cached part of the prompt
+        self._is_checked = is_checked  # that part has been prefilled
         self._prompt_tokens = prompt_tokens  # estimated by the mean ratio of the model
         self._block_tokens = block_tokens  # of each block, by the same ratio
         self._tails, self._branches = tails_and_branches
@@ -218,6 +221,7 @@ class RequestResidency:
 
     def confirm(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int | None = None) -> None:
         """Learn from a response. All arguments are counts by the engine's tokenizer."""
+        self._use.is_prefilled = True
         if self._prompt_tokens <= 0 or prompt_tokens <= 0:
             return
         rest_tokens = self._learn_tokens(prompt_tokens)
@@ -228,7 +232,7 @@ class RequestResidency:
         self._learn_tails(rest_tokens, cached_tokens, generated_tokens)
         predicted = min(self._hit_tokens, prompt_tokens)
         self._learn_caching(predicted, cached_tokens)
-        if predicted < MIN_CHECKED_TOKENS or self._sent_s - self._prefix_used_s < MAX_PREFILL_S:
+        if predicted < MIN_CHECKED_TOKENS or not self._is_checked:
             return
         replica, used_s = self._replica, self._prefix_used_s
         if cached_tokens >= MISS_RATIO * predicted:
@@ -568,14 +572,17 @@ class Residency:
         self._index.count_prompt(path, self._max_share())
         new_runs = hit_blocks = hit_tokens = 0  # runs that are new at the replica, and what is before the first of them
         prefix_used_s, stale_before_s = now_s, replica.stale_before_s(now_s)
+        is_checked = False
         for run in path:
             if run.mask & bit:
-                if (used_s := runs[run].used_s) < stale_before_s:
+                earlier = runs[run]
+                if earlier.used_s < stale_before_s:
                     self.reuse.count_reused(run.tokens)
                 if not new_runs:
                     hit_blocks += run.length
                     hit_tokens += run.tokens
-                    prefix_used_s = used_s
+                    prefix_used_s = earlier.used_s
+                    is_checked = earlier.is_prefilled or now_s - prefix_used_s >= MAX_PREFILL_S
             else:
                 run.mask |= bit
                 replica.tokens += run.tokens
@@ -602,6 +609,7 @@ class Residency:
             known,
             use,
             prefix_used_s,
+            is_checked,
             prompt_tokens,
             block_tokens,
             (self.tails, self.branches),
