@@ -8,9 +8,10 @@ from urllib.parse import urlencode
 
 from django.urls import reverse
 
-from controlplane.models import Pool
+from controlplane.models import Pool, RoutingPolicy
 from telemetry.alerts.kinds import Kind, RuleSettings, Scope
 from telemetry.alerts.verdict import Verdict
+from telemetry.causes.evidence import CauseKind
 from telemetry.metrics.rates import hit_rate_ratio, ratio
 from telemetry.metrics.windows import Window
 from telemetry.models import Alert, AlertRule
@@ -136,12 +137,25 @@ def alert_payload(alert: Alert, kind: str, now: datetime, replaced_cause: str | 
             "detail": alert.detail,
             "links": {
                 "alert": reverse("telemetry:alert", args=[alert.pk]),
+                **_revision_link(alert),
                 "silence": f"{reverse('telemetry:silence-new')}?alert={alert.pk}",
                 "pool": path,
             },
             "path": path,
         },
     }
+
+
+def _revision_link(alert: Alert) -> dict[str, str]:
+    """The most likely cause that is a revision, as a link; {} without one. One query if there is one."""
+    named = next((cause["evidence"] for cause in alert.causes if cause["kind"] == CauseKind.REVISION), {})
+    policy = RoutingPolicy.objects.filter(name=named["policy"], pool=alert.pool).first() if "policy" in named else None
+    return {} if policy is None else {"revision": revision_path(policy.pk, named["revision"])}
+
+
+def revision_path(policy_id: int, number: int) -> str:
+    """The history of a policy, from this revision on."""
+    return f"{reverse('controlplane:policy-revisions', args=[policy_id])}?before={number + 1}"
 
 
 def _iso(at: datetime | None) -> str | None:

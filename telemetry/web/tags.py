@@ -7,13 +7,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django import template
-from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from controlplane.errors import InvalidError
 from controlplane.web.tags import NOTHING, badge, count, percent, seconds
 from telemetry.alerts.kinds import KINDS
+from telemetry.alerts.message import revision_path
 from telemetry.causes import CauseKind
 from telemetry.causes.evidence import evidence_lines
 from telemetry.lab.chains import format_hash
@@ -152,8 +152,7 @@ def cause_url(cause: dict[str, Any], policy_ids: dict[str, int]) -> str:
     """The revision that a cause names, first in its policy's history; "" for any other cause."""
     if cause.get("kind") != CauseKind.REVISION or cause["evidence"].get("policy") not in policy_ids:
         return ""
-    url = reverse("controlplane:policy-revisions", args=[policy_ids[cause["evidence"]["policy"]]])
-    return f"{url}?before={cause['evidence']['revision'] + 1}"
+    return revision_path(policy_ids[cause["evidence"]["policy"]], cause["evidence"]["revision"])
 
 
 register.filter("evidence_lines", evidence_lines)

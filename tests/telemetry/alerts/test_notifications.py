@@ -12,6 +12,7 @@ from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import Event
 from controlplane.services.fleet.pools import create_pool, create_project, remove_pool
 from controlplane.services.fleet.task_groups import create_task_group, remove_task_group
+from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from telemetry.alerts import notifications
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import alert_labels
@@ -147,6 +148,25 @@ def test_a_likely_cause_that_no_message_named_is_notified_once(pool, channel):
     assert (second.kind, second.payload["data"]["replaced_cause"]) == ("repeated", "It is revision.")
     assert ("Replaces the cause", "It is revision.") in lines(second.payload["data"])
     assert alert.history.get(transition="repeated").note == "the likely cause is now: It is prompt_changed."
+
+
+def test_a_message_links_to_the_revision_that_its_most_likely_such_cause_names(pool, channel, admin_client):
+    alert = firing(pool)
+    policy = pool.policies.get(group=None)
+    publish_revision(save_draft(policy, {"strategy": "round_robin"}).pk)
+    causes(alert, cause("capacity"), cause("revision", policy=policy.name, revision=2), cause("revision", revision=1))
+    notify_due(at(10))
+
+    links = Notification.objects.get().payload["data"]["links"]
+    page = admin_client.get(links["revision"]).text
+    assert page.index("r2") < page.index("r1")
+    assert f"/policies/{policy.pk}/" in links["revision"]
+
+    removed = firing(create_pool("other", models=["m"]))
+    causes(removed, cause("revision", policy=policy.name, revision=2), cause("revision", policy="gone", revision=1))
+    notify_due(at(30))
+    data = Notification.objects.order_by("number").last().payload["data"]
+    assert (data["alert"], set(data["links"])) == (removed.pk, {"alert", "silence", "pool"})
 
 
 def test_a_cause_that_is_found_after_the_message_is_notified_unless_acknowledged(pool, channel, olga):

@@ -27,8 +27,8 @@ FULL = {
         for kind, sure in (("revision", 0.9), ("capacity", 0.4), ("index_stale", 0.1))
     ],
     "links": {
-        "alert": "/alerts/7/", "silence": "/alerts/silences/new/?alert=7",
-        "pool": "/?pool=chat&from=2031-03-04T11%3A00&to=2031-03-04T12%3A00",
+        "alert": "/alerts/7/", "revision": "/policies/3/revisions/?before=6",
+        "silence": "/alerts/silences/new/?alert=7", "pool": "/?pool=chat&from=2031-03-04T11%3A00&to=2031-03-04T12%3A00",
     },
 }  # fmt: skip
 NEEDED = [

@@ -165,7 +165,7 @@ def test_a_long_message_leaves_out_details_and_keeps_every_alert(receiver):
 
 
 def test_links_are_urls_where_the_site_has_a_public_url(receiver, settings):
-    links = {"alert": "/alerts/7/", "pool": "/?pool=chat"}
+    links = {"alert": "/alerts/7/", "revision": "/policies/3/revisions/?before=6", "pool": "/?pool=chat"}
     one = {"summary": "a", "links": links}
     message = Message("msg_1", T0, {"type": "alert.firing", "data": {"summary": "two", "alerts": [one]}})
     send(receiver.url, Message("msg_2", T0, {"type": "alert.firing", "data": one}))
@@ -174,5 +174,5 @@ def test_links_are_urls_where_the_site_has_a_public_url(receiver, settings):
     send(receiver.url, message)
 
     single, several, local = (json.loads(got.body)["data"] for got in receiver.received)
-    urls = {"alert": "https://warmpath.example/alerts/7/", "pool": "https://warmpath.example/?pool=chat"}
+    urls = {name: f"https://warmpath.example{path}" for name, path in links.items()}
     assert (single["links"], several["alerts"][0]["links"], local["alerts"][0]["links"]) == (urls, urls, links)
