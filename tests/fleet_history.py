@@ -61,7 +61,7 @@ def warm_fleet(
     pool = create_pool(f"chat{suffix}", models=[f"llama-3.3-70b{suffix}"], description="The shared chat fleet", by=by)
     with single_snapshot(reason="the fleet", by=by):  # one for each change takes most of the time
         numbers = range(1, replicas + 1)
-        urls = [(f"gpu{suffix}-{n}", f"http://10.0.{number}.{n}:8000") for n in numbers]
+        urls = [(f"gpu{suffix}-{n}", f"http://10.{n // 250}.{number}.{n % 250}:8000") for n in numbers]
         fleet = [add_replica(pool, name=name, url=url, by=by) for name, url in urls]
         for replica in fleet:
             record_engine_facts(replica, block_tokens=16, capacity_blocks=27_648)

@@ -6,6 +6,10 @@ evaluators with the same verdict only one makes the change; a database constrain
 per rule, pool and subject. The event and the timeline entry are written in the transaction of the change. Notifications
 are decided afterwards (notifications.py).
 
+A rule's verdict is stored when its result or its reason changes, and at every evaluation while the rule has an open
+alert. Other figures are only shown: they are stored once a minute if they changed. One row has the time of the last
+evaluation. So rules in a steady state cost no writes.
+
 Windows end just before the first reading that is due and not stored. A reading at ``t`` counts the time before ``t``.
 It is stored a while later: at once for most replicas, seconds later for slow ones, and shards are scraped one after
 another. A window that ended at any time would have the newest interval of some replicas and not of others; with windows
@@ -35,10 +39,19 @@ from telemetry.alerts.history_window import History, Source, whole_steps
 from telemetry.alerts.kinds import KINDS, Kind, RuleSettings
 from telemetry.alerts.message import alert_labels, describe, group_name, scope_of
 from telemetry.alerts.verdict import Action, OpenAlert, Reason, Verdict, Verdicts, next_action, no_data, worst_verdict
-from telemetry.models import Alert, AlertHistoryEntry, AlertRule, AlertState, AlertTransition, ScrapeState
+from telemetry.models import (
+    Alert,
+    AlertHistoryEntry,
+    AlertRule,
+    AlertState,
+    AlertTransition,
+    EvaluationState,
+    ScrapeState,
+)
 from telemetry.models.alert import OPEN_STATES
 
 MAX_SUBJECTS = 100  # open alerts of one rule; the kind no_data reports a fleet that is down as a whole
+FIGURES_EVERY = timedelta(minutes=1)  # how often figures are stored that only pages and REST show
 MIX_EVENT_EVERY = timedelta(minutes=30)  # at most one event of a pool, for all its rules
 JUST_BEFORE = timedelta(microseconds=1)  # a reading that is due at a time is not in a window that ends before it
 
@@ -78,19 +91,48 @@ def evaluate(rules: Iterable[AlertRule], now: datetime, *, note_time: bool = Tru
     """Evaluate some rules; ``note_time`` stores when and with what result."""
     all_rules = list(rules)
     verdicts: dict[int, Verdict] = {}
-    evaluated = set[int]()
+    evaluated, alerting = set[int](), set[int]()
+    stored = {rule.pk: (rule.verdict or {}, rule.evaluated_at) for rule in all_rules}
     with isolated_items(PeriodicTask.ALERT_RULES, is_complete=note_time) as item:
         for evaluation, history in _load(_evaluations(all_rules, watermark(now), item), now, item):
             with item(_name(evaluation.rule)):
                 verdicts |= _evaluate(evaluation, history, now)
                 evaluated.add(evaluation.rule.pk)
+                if evaluation.alerts:
+                    alerting.add(evaluation.rule.pk)
     if note_time:
+        changed = []
         for rule in all_rules:
-            rule.evaluated_at = now
             if rule.pk not in evaluated:
                 rule.verdict = no_data(Reason.FAILED).as_json()
-        AlertRule.objects.bulk_update(all_rules, ["evaluated_at", "verdict"], batch_size=500)
+            if rule.pk in alerting or _is_due(rule.verdict, *stored[rule.pk], now):
+                rule.evaluated_at = now
+                changed.append(rule)
+        AlertRule.objects.bulk_update(changed, ["evaluated_at", "verdict"], batch_size=500)
+        _record_evaluation(now)
     return verdicts
+
+
+def _is_due(verdict: Mapping[str, Any], stored: Mapping[str, Any], stored_at: datetime | None, now: datetime) -> bool:
+    """Whether a verdict must be stored: something that is decided by changed, or figures that are shown are old."""
+    if stored_at is None or _decisive(verdict) != _decisive(stored):
+        return True
+    return now - stored_at >= FIGURES_EVERY and verdict != stored
+
+
+def _decisive(verdict: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a later evaluation or a person decides by."""
+    return verdict.get("result"), verdict.get("reason"), bool(verdict.get("figures", {}).get("mix_since"))
+
+
+def _record_evaluation(now: datetime) -> None:
+    row = EvaluationState(pk=1, at=now)
+    EvaluationState.objects.bulk_create([row], update_conflicts=True, unique_fields=["id"], update_fields=["at"])
+
+
+def last_evaluation() -> datetime | None:
+    """When rules were last evaluated; None: never. One query."""
+    return EvaluationState.objects.values_list("at", flat=True).first()
 
 
 def _evaluate(evaluation: Evaluation, history: History, now: datetime) -> dict[int, Verdict]:
@@ -129,8 +171,7 @@ def _evaluations(rules: Sequence[AlertRule], until: datetime, item: Items) -> li
 def _load(evaluations: Sequence[Evaluation], now: datetime, item: Items) -> Iterator[tuple[Evaluation, History]]:
     """Each rule with its pool's history. Rules with steps of the same length are loaded together."""
     needs_control = any(Source.CONTROL in evaluation.kind.sources for evaluation in evaluations)
-    last = max((it.rule.evaluated_at for it in evaluations if it.rule.evaluated_at), default=None)
-    control = load_control_plane_state(now, last) if needs_control else None
+    control = load_control_plane_state(now, last_evaluation()) if needs_control else None
     batches: dict[float, list[Evaluation]] = defaultdict(list)
     for evaluation in evaluations:
         batches[evaluation.settings.step_s].append(evaluation)

@@ -37,6 +37,7 @@ class RuleSettingsScheme(OpenApiSerializerFieldExtension):  # type: ignore[no-un
         return {"anyOf": list(schemas), "description": "Settings of the rule's kind; omitted ones have their defaults."}
 
 
+VERDICT = "Result and reason of the last evaluation; figures may be a minute older unless the rule has an open alert."
 REPEATED = "Interval in seconds of repeated notifications of an unacknowledged alert; 0: never."
 
 
@@ -47,7 +48,8 @@ class AlertRuleSerializer(serializers.ModelSerializer[AlertRule]):
     group = ByName(read_only=True, allow_null=True)
     settings = RuleSettingsField()
     effective_settings = serializers.SerializerMethodField()
-    verdict = serializers.DictField(read_only=True)
+    evaluated_at = serializers.DateTimeField(source="last_evaluated_at", read_only=True, allow_null=True)
+    verdict = serializers.DictField(read_only=True, help_text=VERDICT)
 
     class Meta:
         model = AlertRule

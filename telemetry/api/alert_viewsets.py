@@ -53,7 +53,7 @@ class AlertPages(NewestFirst):
 class AlertRuleViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[AlertRule]):
     """REST API of alert rules."""
 
-    queryset = AlertRule.objects.select_related("pool", "group")
+    queryset = rules.rules()
     serializer_class = s.AlertRuleSerializer
     filterset_class = AlertRuleFilter
     lookup_value_regex = NUMBER

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from django.conf import settings
 from django.db import models
 from django.db.models import CheckConstraint, F, Q, TextChoices, UniqueConstraint, Value
@@ -45,7 +47,7 @@ REPEAT_S = 14_400  # interval of repeated notifications until an alert is acknow
 
 
 class AlertRule(models.Model):
-    """A rule of one pool or one of its task groups, with the verdict of its last evaluation."""
+    """A rule of one pool or one of its task groups, with the stored verdict of an evaluation (``pipeline.py``)."""
 
     pool = models.ForeignKey(Pool, models.CASCADE, related_name="alert_rules")
     group = models.ForeignKey(TaskGroup, models.CASCADE, null=True, related_name="alert_rules")  # None: the whole pool
@@ -57,8 +59,10 @@ class AlertRule(models.Model):
     enabled = models.BooleanField(default=True)
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)
+    # The stored verdict's evaluation. Later ones had the same result and reason; ``EvaluationState`` has the last.
     evaluated_at = models.DateTimeField(null=True, editable=False)
     verdict = models.JSONField(default=dict, editable=False)  # {"result", "reason", figures ...} of that evaluation
+    last_run_at: datetime | None = None  # not a column: ``EvaluationState.at``, where a query annotates it
 
     class Meta:
         ordering = ("pool__name", "name")
@@ -66,6 +70,20 @@ class AlertRule(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def last_evaluated_at(self) -> datetime | None:
+        """When the rule was last evaluated. Every run evaluates all enabled rules."""
+        return self.last_run_at if self.enabled and self.evaluated_at and self.last_run_at else self.evaluated_at
+
+
+class EvaluationState(models.Model):
+    """One row: when all enabled rules were last evaluated. No row: never."""
+
+    at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"evaluated at {self.at:%F %T}"
 
 
 class AlertState(TextChoices):

@@ -22,7 +22,7 @@ from typing import Any
 from django.conf import settings
 from django.core.exceptions import EmptyResultSet
 from django.db import DatabaseError, connection
-from django.db.models import Count, DateTimeField, F, FloatField, Max, Min, Q, QuerySet, Value
+from django.db.models import Count, DateTimeField, Exists, F, FloatField, Max, Min, Q, QuerySet, Value
 from django.db.models.functions import Least
 from django.utils import timezone
 
@@ -30,11 +30,12 @@ from controlplane.isolation import EXPIRES, failing_items, is_late, worker_silen
 from controlplane.models import ConfigSnapshot, ItemFailure, PeriodicTask, Router, WorkerLiveness
 from controlplane.services.snapshots import newest_snapshot
 from telemetry.alerts.notifications import notify_due
-from telemetry.alerts.pipeline import evaluate
+from telemetry.alerts.pipeline import evaluate, last_evaluation
 from telemetry.metrics.windows import ReachableShare, Window
 from telemetry.models import (
     Alert,
     AlertRule,
+    EvaluationState,
     Notification,
     NotificationState,
     OutboxState,
@@ -112,7 +113,7 @@ def own_metrics(now: datetime) -> list[OwnMetric]:
     outbox = Notification.objects.filter(state=NotificationState.PENDING).aggregate(
         waiting=Count("id"), since=Min("next_at", filter=Q(next_at__lte=now))
     )
-    evaluated = AlertRule.objects.filter(enabled=True).aggregate(Max("evaluated_at"))["evaluated_at__max"]
+    evaluated = last_evaluation()
     scraped = ScrapeState.objects.aggregate(Max("at"))["at__max"]
     refused_s = _age_s(refused_since(), now) or 0.0
     shards = list(ScrapeShard.objects.order_by("number"))
@@ -253,10 +254,10 @@ def _status_rows(firing: QuerySet[Alert], now: datetime) -> list[tuple[str, date
 def _schedule_query() -> tuple[str, tuple[Any, ...]]:
     """SQL for the rows of work, and its parameters at ``_COMPILED_AT``. To build it takes far longer than to run it."""
     zero = Value(0.0, FloatField())
-    rules = AlertRule.objects.filter(enabled=True, evaluated_at__isnull=False)
+    evaluations = EvaluationState.objects.filter(Exists(AlertRule.objects.filter(enabled=True)))
     failures = ItemFailure.objects.filter(at__gt=_COMPILED_AT - EXPIRES)
     rows = _grouped(ScrapeShard.objects.all(), Value(SCRAPING), Min("due_at"), Max("lag_s")).union(
-        _grouped(rules, Value(EVALUATING), Min("evaluated_at"), zero),
+        _grouped(evaluations, Value(EVALUATING), Min("at"), zero),
         _grouped(OutboxState.objects.all(), Value(DELIVERING), Min(Least("read_at", "due_since")), zero),
         _grouped(WorkerLiveness.objects.all(), Value(WORKER), Min("seen_at"), zero),
         _grouped(failures, F("task"), Min("since"), Count("pk", output_field=FloatField())),
@@ -285,7 +286,7 @@ def start() -> threading.Thread:
 def check(now: datetime) -> bool:
     """If no worker evaluates, evaluate ``evaluator_lag`` rules and deliver what is due; whether that was done."""
     rules = AlertRule.objects.filter(enabled=True).select_related("pool", "group")
-    evaluated_at = rules.aggregate(at=Max("evaluated_at"))["at"]
+    evaluated_at = last_evaluation()
     max_age = timedelta(seconds=max(LATE_AFTER_S, 3 * settings.SCRAPE_INTERVAL_S))
     if evaluated_at is None or now - evaluated_at <= max_age:
         return False

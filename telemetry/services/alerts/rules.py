@@ -15,7 +15,7 @@ import msgspec
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
-from django.db.models import QuerySet
+from django.db.models import QuerySet, Subquery
 from django.db.models.signals import post_save, pre_delete
 from django.dispatch import receiver
 from django.utils import timezone
@@ -27,7 +27,7 @@ from controlplane.services.events import record_event
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.notifications import notify_resolved
 from telemetry.alerts.pipeline import resolve
-from telemetry.models import Alert, AlertRule, AlertState, RuleKind, Severity
+from telemetry.models import Alert, AlertRule, AlertState, EvaluationState, RuleKind, Severity
 from telemetry.models.alert import REPEAT_S
 from telemetry.services.alerts.alerts import alerts, open_alerts
 
@@ -78,8 +78,9 @@ MIN_REPEAT_S, MAX_REPEAT_S = 60, 2_592_000  # up to 30 days
 
 
 def rules(pool: Pool | None = None) -> QuerySet[AlertRule]:
-    """The rules of a pool, or all, with their pool; by pool and name."""
-    rows = AlertRule.objects.select_related("pool", "group")
+    """The rules of a pool, or all, with their pool and the time of the last evaluation; by pool and name."""
+    last_run = Subquery(EvaluationState.objects.values("at")[:1])
+    rows = AlertRule.objects.select_related("pool", "group").annotate(last_run_at=last_run)
     return rows if pool is None else rows.filter(pool=pool)
 
 

@@ -8,7 +8,7 @@ from django.db import connection
 from django.utils import timezone
 
 from controlplane.services.fleet.replicas import add_replica
-from telemetry.models import Alert, AlertRule
+from telemetry.models import Alert, AlertRule, EvaluationState
 from telemetry.services import self_monitoring
 from telemetry.services.alerts.rules import create_rule
 from telemetry.services.notifications.channels import create_channel
@@ -27,7 +27,7 @@ def rule(transactional_db, settings, pool):
     rule = AlertRule.objects.filter(pool=pool, kind="evaluator_lag").first() or create_rule(
         pool, name="lag", kind="evaluator_lag"
     )
-    AlertRule.objects.update(evaluated_at=T0)
+    EvaluationState.objects.create(pk=1, at=T0)
     return rule
 
 
@@ -40,7 +40,7 @@ def test_a_missing_worker_is_reported_once_and_other_rules_stay_late(rule, recei
     (message,) = receiver.received
     assert message.payload["data"]["kind"] == "evaluator_lag"
     assert [alert.rule_id for alert in Alert.objects.all()] == [rule.pk]
-    assert set(AlertRule.objects.values_list("evaluated_at", flat=True)) == {T0}
+    assert EvaluationState.objects.get().at == T0
 
 
 @pytest.mark.parametrize("second", [0, 29])
@@ -66,5 +66,5 @@ def test_the_watchdog_evaluates_nothing_while_an_evaluator_runs(rule):
 
 
 def test_rules_that_were_never_evaluated_are_not_late(rule):
-    AlertRule.objects.update(evaluated_at=None)
+    EvaluationState.objects.all().delete()
     assert not self_monitoring.check(T0 + timedelta(hours=1))

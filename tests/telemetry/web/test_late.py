@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from controlplane.models import ItemFailure, PeriodicTask
-from telemetry.models import AlertRule, ScrapeShard, ScrapeState
+from telemetry.models import AlertRule, EvaluationState, ScrapeShard, ScrapeState
 from telemetry.services.alerts.rules import ensure_default_rules
 from tests.end_to_end.every_page import ANYWHERE
 
@@ -29,7 +29,7 @@ def test_every_page_says_when_scraping_is_late(visitor, noon, settings, late_s, 
 
 def test_the_notice_lists_each_late_task_and_what_is_not_affected(visitor, noon, fleet):
     ensure_default_rules(fleet)
-    AlertRule.objects.update(evaluated_at=noon - timedelta(minutes=3))
+    EvaluationState.objects.create(pk=1, at=noon - timedelta(minutes=3))
     ScrapeShard.objects.create(number=0, due_at=noon - timedelta(seconds=1), lag_s=90.0)
 
     text = visitor.get("/routers/").text

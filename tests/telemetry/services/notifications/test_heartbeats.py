@@ -8,7 +8,7 @@ from django.db import connection
 
 from controlplane.errors import InvalidError
 from telemetry.channels import KINDS
-from telemetry.models import Alert, AlertRule, Channel, Heartbeat, Notification, ScrapeShard
+from telemetry.models import Alert, AlertRule, Channel, EvaluationState, Heartbeat, Notification, ScrapeShard
 from telemetry.services.notifications import outbox
 from telemetry.services.notifications.channels import create_channel, test_send
 from telemetry.services.notifications.heartbeats import heartbeat, masked_url, send_if_due, set_heartbeat
@@ -54,7 +54,7 @@ def test_no_heartbeat_while_telemetry_is_late(at_noon, receiver, pool, settings,
     if work == "scraping":
         ScrapeShard.objects.create(number=0, due_at=T0, lag_s=0)
     elif work == "evaluating":
-        AlertRule.objects.update(evaluated_at=T0)
+        EvaluationState.objects.create(pk=1, at=T0)
     else:
         channel = create_channel("ops", config={"url": receiver.url})
         deliver_due(lambda: T0)
