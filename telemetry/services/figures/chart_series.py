@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 
 from telemetry.metrics.histograms import Merged, share_at_most
@@ -26,7 +27,7 @@ from telemetry.storage.dimension_sums import (
     route_sums,
     total,
 )
-from telemetry.storage.reachable import reachable_over_time
+from telemetry.storage.reachable import MIN_WINDOW, reachable_over_time
 
 TIERS = {"device": "device", "host": "host memory", "p2p": "other replicas", "disk": "disk", "other": "other"}
 OUTCOMES = {
@@ -52,9 +53,9 @@ def hit_rate(subject: Subject, window: Window) -> list[Series]:
         return _delivered(subject, window)
     starts = window.starts()
     rows = {starts[row.step]: row for row in sums.hit_sums_by_set([subject.counted_ids(window)], window)}
-    reachable = _reachable(subject, window)
-    note = _reachable_note(subject, reachable)
-    lines = [line_of("Hit rate", window, {at: (hit_rate_of(row), row.state) for at, row in rows.items()}, note)]
+    points = {at: (hit_rate_of(row), row.state) for at, row in rows.items()}
+    reachable = _reachable(subject, window, points)
+    lines = [line_of("Hit rate", window, points, _reachable_note(subject, reachable))]
     if any(row.external_hits for row in rows.values()):
         local = {at: (hit_rate_of(row, local=True), row.state) for at, row in rows.items()}
         lines.append(line_of("Local cache only", window, local))
@@ -72,9 +73,10 @@ def _delivered(subject: Subject, window: Window) -> list[Series]:
     """Hit rate of a task group: cached / prompt tokens of responses that report both."""
     names = ("requests", "prompt_tokens", "cached_tokens", *ACCOUNTED_COLUMNS)
     rows = _router_rows_by_start(subject, window, *names)
-    reachable = _reachable(subject, window)
+    points = _delivered_points(rows, _coverage_by_start(window))
+    reachable = _reachable(subject, window, points)
     note = " ".join(filter(None, [_accounted_note("Hit rate", rows), _reachable_note(subject, reachable)]))
-    return [line_of("Hit rate", window, _delivered_points(rows, _coverage_by_start(window)), note), *reachable]
+    return [line_of("Hit rate", window, points, note), *reachable]
 
 
 def _accounted_note(label: str, steps: Steps) -> str:
@@ -98,11 +100,18 @@ def _gap_point(step: sums.Coverage) -> Point:
     return None, PointState.STALE if step.stale else PointState.UNKNOWN
 
 
-def _reachable(subject: Subject, window: Window) -> list[Series]:
-    """The reachable line, if known. None for a replica, because any replica of the pool could reuse a prompt."""
+def _reachable(subject: Subject, window: Window, delivered: Mapping[datetime, Point]) -> list[Series]:
+    """The reachable line, if known. None for a replica, because any replica of the pool could reuse a prompt.
+
+    What was delivered could be reached: in steps of half an hour and more, where both are of the same time, the line is
+    not below the hit rate. In shorter steps it is of more time, which its note says.
+    """
     if subject.kind is Kind.REPLICA:
         return []
     shares = reachable_over_time(subject.pool_names(), window, group=subject.group)
+    if window.step_s >= MIN_WINDOW.total_seconds():
+        rates = {at: delivered.get(at, NO_VALUE)[0] or 0.0 for at in shares}
+        shares = {at: replace(share, ratio=max(share.ratio, rates[at])) for at, share in shares.items()}
     return [series.reachable_line("Reachable", window, shares)] if shares else []
 
 

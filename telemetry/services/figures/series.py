@@ -23,14 +23,15 @@ from telemetry.services.figures.overview import (
     timed_note,
 )
 from telemetry.storage import sums
-from telemetry.storage.reachable import reachable_over_time_by
+from telemetry.storage.reachable import MIN_WINDOW, reachable_over_time_by
 from telemetry.storage.replica_facts import WITHOUT_DECODE, hit_rate_replicas, removed_replicas
 from telemetry.storage.rollup_tables import fit_to_retention
 from telemetry.storage.sums import EngineSums, engine_sums, point_state
 
 INEXACT_NOTE = "Replicas have different histogram buckets: merged on shared bounds."
 NO_GROUP = "no group"
-REACHABLE_NOTE = "Reachable: hit rate that one unbounded cache would have had, in the 30 minutes up to each point."
+REACHABLE_NOTE = "Reachable: hit rate that one unbounded cache would have had"
+IN_STEP, TRAILING = "at least the measured one.", "in the 30 minutes up to each point; that of one point may be higher."
 NO_REACHABLE_NOTE = "Reachable hit rate: too few requests replayed yet."
 REUSE_LABELS = {"hit": "mostly cached", "miss": "mostly computed"}
 GAUGES = {"kv_usage": "kv_usage_ratio", "running": "running", "waiting": "waiting"}
@@ -68,7 +69,8 @@ def reachable_line(label: str, window: Window, shares: Mapping[datetime, Reachab
     points = {start: (share.ratio, PointState.OK) for start, share in shares.items()}
     line = line_of(label, window, points)
     band = [_error_band(shares.get(start)) for start, _ in line.points]
-    return replace(line, band=band, note=REACHABLE_NOTE)
+    scope = TRAILING if window.step_s < MIN_WINDOW.total_seconds() else IN_STEP
+    return replace(line, band=band, note=f"{REACHABLE_NOTE}, {scope}")
 
 
 def _error_band(share: ReachableShare | None) -> tuple[float, float] | None:

@@ -82,6 +82,27 @@ def test_a_group_knows_its_hit_rate_its_reachable_share_and_when_it_had_no_traff
     assert rate.states == [PointState.OK, PointState.NO_TRAFFIC]
 
 
+@pytest.mark.parametrize("group", [None, "coding"])
+def test_the_reachable_line_is_not_below_the_hit_rate_of_the_same_time(pool, replicas, router, group):
+    """A replay that finds less than was delivered, in steps of half an hour; shorter steps say that they differ."""
+    at = START + timedelta(seconds=5)
+    engine_reading(replicas[0], at, queries=1000, hits=600)
+    router_scraped(router, at)
+    counted = {"requests": 10, "usage_reported": 10, "prompt_tokens": 1000, "cached_tokens": 600}
+    route_reading(router, at, group="coding", **counted)
+    breakdown_bin(pool, START, group="coding", requests=100, reachable=0.5, spread=0.1)
+    subject = Subject.of_pool(pool, group)
+
+    rate, reachable = chart_series.hit_rate(subject, Window(START, START + timedelta(hours=1), 1800.0))
+    assert values([rate, reachable]) == {"Hit rate": [0.6, None], "Reachable": pytest.approx([0.6, None])}
+    assert reachable.note.endswith("would have had, at least the measured one.")
+    assert all(low < 0.6 < high for low, high in filter(None, reachable.band))
+
+    rate, reachable = chart_series.hit_rate(subject, WINDOW)
+    assert (values([rate])["Hit rate"][0], reachable.points[0][1]) == (0.6, pytest.approx(0.5))
+    assert "in the 30 minutes up to each point; that of one point may be higher" in reachable.note
+
+
 def test_where_a_groups_requests_went_adds_up_to_one(pool, replicas, router):
     at = START + timedelta(seconds=5)
     for name, requests in (("r1", 30), ("r2", 10)):
