@@ -227,6 +227,7 @@ FLEET_CA_FILE = env.authorities("FLEET_CA_FILE")  # certificate authorities of r
 DISCOVERY_DIR = env.text("DISCOVERY_DIR", "")  # directory of file discovery; "": disabled
 # Private networks that alert channels may use, at any port; public addresses are always allowed, at standard ports.
 WEBHOOK_NETWORKS = env.networks("WEBHOOK_NETWORKS")
+LIVE_PARTS_FRESH_S = 4.0  # how old a live part of a page may be; tabs request it every 5 s
 PUBLIC_URL = env.text("PUBLIC_URL", "").rstrip("/")  # of this site, for links in messages; "": no links
 
 LOG_FORMAT = env.text("LOG_FORMAT", "line")

@@ -15,6 +15,7 @@ CELERY_BROKER_URL = "redis://127.0.0.1:1/0"  # nothing listens there: a wake-up 
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = True
+LIVE_PARTS_FRESH_S = 0  # a change is shown at once
 PUBLIC_URL = "https://warmpath.example"
 WEBHOOK_NETWORKS = env.networks("WEBHOOK_NETWORKS", "127.0.0.0/8,::1/128")
 METRICS_NETWORKS = env.networks("METRICS_NETWORKS", "127.0.0.0/8,::1/128")

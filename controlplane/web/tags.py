@@ -349,6 +349,7 @@ def sort_link(context: template.Context, key: str, label: str) -> SafeString:
     sort = context["sort"]
     is_current, descending = sort.key == key, sort.key == key and sort.descending
     params = context["request"].GET.copy()
+    params.pop("page", None)  # of the order before
     params[context.get("sort_param", "sort")] = f"-{key}" if is_current and not descending else key
     arrow = (" ↓" if descending else " ↑") if is_current else ""
     return format_html('<a href="?{}">{}<span aria-hidden="true">{}</span></a>', params.urlencode(), label, arrow)

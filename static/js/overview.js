@@ -35,7 +35,7 @@ document.addEventListener("click", (event) => {
     for (const value of now.getAll(name)) url.searchParams.append(name, value);
   }
   url.searchParams.delete("zoom");
-  link.href = url.search || "?";
+  link.href = (url.search || "?") + url.hash;
 }, true);
 
 startTimeRange();

@@ -148,7 +148,9 @@ def alert_payload(alert: Alert, kind: str, now: datetime, replaced_cause: str | 
 
 def _revision_link(alert: Alert) -> dict[str, str]:
     """The most likely cause that is a revision, as a link; {} without one. One query if there is one."""
-    named = next((cause["evidence"] for cause in alert.causes if cause["kind"] == CauseKind.REVISION), {})
+    named: dict[str, Any] = next(
+        (cause["evidence"] for cause in alert.causes if cause["kind"] == CauseKind.REVISION), {}
+    )
     policy = RoutingPolicy.objects.filter(name=named["policy"], pool=alert.pool).first() if "policy" in named else None
     return {} if policy is None else {"revision": revision_path(policy.pk, named["revision"])}
 

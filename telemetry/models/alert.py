@@ -62,7 +62,6 @@ class AlertRule(models.Model):
     # The stored verdict's evaluation. Later ones had the same result and reason; ``EvaluationState`` has the last.
     evaluated_at = models.DateTimeField(null=True, editable=False)
     verdict = models.JSONField(default=dict, editable=False)  # {"result", "reason", figures ...} of that evaluation
-    last_run_at: datetime | None = None  # not a column: ``EvaluationState.at``, where a query annotates it
 
     class Meta:
         ordering = ("pool__name", "name")
@@ -73,8 +72,9 @@ class AlertRule(models.Model):
 
     @property
     def last_evaluated_at(self) -> datetime | None:
-        """When the rule was last evaluated. Every run evaluates all enabled rules."""
-        return self.last_run_at if self.enabled and self.evaluated_at and self.last_run_at else self.evaluated_at
+        """When the rule was last evaluated: every run evaluates all enabled rules. ``rules()`` annotates that time."""
+        last_run_at: datetime | None = getattr(self, "last_run_at", None)
+        return last_run_at if self.enabled and self.evaluated_at and last_run_at else self.evaluated_at
 
 
 class EvaluationState(models.Model):

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import math
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import wraps
 from typing import Any
 
 from django.conf import settings
+from django.core.paginator import Page, Paginator
 from django.db.models import Q
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.functional import SimpleLazyObject
 from django.views.decorators.cache import cache_control
 from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import conditional_page, require_GET
 
-from controlplane.web.base import viewable
+from controlplane.access.actor import actor_of
+from controlplane.web.base import Sort, requested_sort, viewable
+from telemetry.metrics.windows import ReplicaRow
 from telemetry.models import Alert, AlertState
 from telemetry.services.alerts.alerts import open_alerts
 from telemetry.services.figures.groups import share_within
-from telemetry.services.figures.overview import Kind
+from telemetry.services.figures.overview import HEALTHS, Kind, worst_first
 from telemetry.services.figures.replicas import events_of
 from telemetry.services.self_monitoring import refused_since, telemetry_status
 from telemetry.web.charts import CHARTS, OBJECTIVE, Chart, View
@@ -35,6 +45,8 @@ GROUP_COLUMNS = (
 )  # fmt: skip
 MAX_MISSED_SCRAPES = 3  # before a page says that scraping stopped
 MAX_EVENTS = 8  # on a page
+REPLICAS_PER_PAGE = 50
+TTFT_COLUMNS = ("ttft_p50_s", "ttft_p95_s")
 
 
 def telemetry_status_context(request: HttpRequest) -> dict[str, Any]:
@@ -75,6 +87,49 @@ def frame(request: HttpRequest, state: PageState) -> dict[str, Any]:
     return {"presets": PRESETS, "kept": kept, "charts": charts}
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaTable:
+    """One page of the table of replicas. ``find``, ``health``, ``sort`` and ``page`` are in the URL."""
+
+    page: Page[ReplicaRow]
+    total: int  # replicas without the filter
+    sort: Sort  # without a column: the worst first
+    find: str  # part of a name, "" for all
+    health: str  # "" for all
+    kept: list[tuple[str, str]]  # other parameters of the URL, for the form
+    healths: Sequence[str] = HEALTHS
+
+    @property
+    def can_filter(self) -> bool:
+        return self.total > REPLICAS_PER_PAGE or self.is_filtered
+
+    @property
+    def is_filtered(self) -> bool:
+        return bool(self.find or self.health)
+
+
+def replica_table(
+    request: HttpRequest, rows: Sequence[ReplicaRow], with_ttft: Callable[[list[ReplicaRow]], list[ReplicaRow]]
+) -> ReplicaTable:
+    """The page of rows, which are sorted by name, that a URL asks for; the worst first if there are several pages.
+
+    TTFT is queried for the rows of the page alone, unless they are sorted by it.
+    """
+    find, health = request.GET.get("find", "").strip(), request.GET.get("health", "")
+    health = health if health in HEALTHS else ""
+    found = [row for row in rows if find.lower() in row.name.lower() and health in {"", row.health}]
+    sort = requested_sort(request, REPLICA_COLUMNS)
+    if request.GET.get("sort", "").removeprefix("-") not in REPLICA_COLUMNS and len(found) > REPLICAS_PER_PAGE:
+        sort, found = Sort(""), worst_first(found)
+    else:
+        found = sort.apply(with_ttft(found) if sort.key in TTFT_COLUMNS else found)
+    kept = [(key, str(value)) for key, value in request.GET.items() if key not in {"find", "health", "page"}]
+    page = Paginator(found, REPLICAS_PER_PAGE).get_page(request.GET.get("page"))
+    if sort.key not in TTFT_COLUMNS:
+        page.object_list = with_ttft(list(page.object_list))
+    return ReplicaTable(page, len(rows), sort, find, health, kept)
+
+
 def live_context(state: PageState) -> dict[str, Any]:
     """The context of every live part. At most six queries."""
     objective_s = float(view.key) if (view := OBJECTIVE.view(state.query, state.kind)) else 0.0
@@ -101,6 +156,66 @@ def firing_alerts(state: PageState) -> list[Alert]:
     ]
 
 
-def live_part(view: Any) -> Any:
-    """A view of a page's live part: compressed (it contains no secret), and 304 while nothing changed."""
-    return require_GET(gzip_page(cache_control(private=True, no_cache=True)(conditional_page(view))))
+Content = tuple[bytes, str, int]  # with its type and the response's status
+
+
+class SharedContent:
+    """Content that many tabs request every few seconds: computed once for all of them, and kept for ``fresh_s``.
+
+    The first request of a key computes; requests that arrive meanwhile wait for it. If it fails or takes longer than
+    ``max_wait_s``, each of them computes its own.
+    """
+
+    def __init__(self, *, max_items: int = 64, max_wait_s: float = 10.0) -> None:
+        self._max_items, self._max_wait_s = max_items, max_wait_s
+        self._lock = threading.Lock()
+        self._items: dict[Hashable, tuple[float, Future[Content]]] = {}  # (fresh until, content)
+
+    def get(self, key: Hashable, compute: Callable[[], Content], fresh_s: float) -> Content:
+        """The content of a key; exceptions of ``compute`` are the caller's own."""
+        with self._lock:
+            now = time.monotonic()
+            self._items = {it: item for it, item in self._items.items() if item[0] > now}
+            future = self._items[key][1] if key in self._items else None
+            own: Future[Content] = Future()
+            if future is None and len(self._items) < self._max_items:
+                self._items[key] = math.inf, own
+        if future is not None:
+            with suppress(Exception):
+                return future.result(self._max_wait_s)
+            return compute()
+        try:
+            own.set_result(compute())
+        except BaseException as error:
+            own.set_exception(error)
+            raise
+        finally:
+            self._keep(key, own, fresh_s)
+        return own.result()
+
+    def _keep(self, key: Hashable, own: Future[Content], fresh_s: float) -> None:
+        with self._lock:
+            if self._items.get(key, (0.0, None))[1] is own:
+                self._items[key] = (0.0 if own.exception() else time.monotonic() + fresh_s), own
+
+
+_live_parts = SharedContent()
+
+
+def live_part(view: Callable[..., HttpResponse]) -> Any:
+    """A view of a page's live part: computed once for all who may see the same, compressed, 304 while nothing changed.
+
+    It contains no secret and nothing of its reader except what the reader's roles allow to see.
+    """
+
+    @wraps(view)
+    def shared(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        def compute() -> Content:
+            response = view(request, *args, **kwargs)
+            return response.content, response["Content-Type"], response.status_code
+
+        key = frozenset(actor_of(request).roles.items()), request.get_full_path()
+        content, content_type, status = _live_parts.get(key, compute, settings.LIVE_PARTS_FRESH_S)
+        return HttpResponse(content, content_type=content_type, status=status)
+
+    return require_GET(gzip_page(cache_control(private=True, no_cache=True)(conditional_page(shared))))

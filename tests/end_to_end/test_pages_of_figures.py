@@ -203,6 +203,31 @@ def test_a_refresh_of_the_overview_is_light(site, full):
     assert any(refreshed() <= MOST_REFRESH_CPU_S * cpu_slowness() for _ in range(6))
 
 
+def test_a_large_fleet_is_filtered_and_paged_with_the_keyboard_while_it_refreshes(site, operator):
+    warm_fleet(timezone.now(), seconds=60, replicas=64, by=operator)
+    page = site.open(viewport={"width": 1280, "height": 900})
+    page.goto("/")
+    rows, name = page.locator("#replicas tbody tr"), page.get_by_label("Name contains")
+    expect(rows).to_have_count(50)
+    page.get_by_role("link", name="Next page of replicas").focus()
+    page.keyboard.press("Enter")
+    expect(rows).to_have_count(14)
+    assert page.url.endswith("/?page=2#replicas")
+
+    name.focus()
+    page.keyboard.type("gpu-6")
+    for _ in range(2):
+        with page.expect_response("**/live/**"):
+            pass
+    expect(name).to_have_value("gpu-6")
+    expect(name).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(rows).to_have_count(6)  # of gpu-6, and gpu-60 to gpu-64
+    with page.expect_response("**/live/?find=gpu-6**"):
+        pass
+    expect(rows).to_have_count(6)
+
+
 @pytest.mark.parametrize(("replicas", "query"), [(8, "range=1h&points=720"), (64, "range=15m")])
 def test_the_overview_is_usable_within_its_budget(site, operator, replicas, query):
     warm_fleet(timezone.now(), seconds=3600 if replicas == 8 else 300, replicas=replicas, by=operator)

@@ -15,7 +15,7 @@ from controlplane.web.base import render_live, requested_sort
 from telemetry.services.figures.engine import last_day_of, reconcile
 from telemetry.services.figures.groups import active_revisions, group_tiles, has_requests, replica_shares
 from telemetry.services.figures.kv_streams import kv_streams_of
-from telemetry.services.figures.overview import Subject, fleet_tiles, group_rows, replica_rows
+from telemetry.services.figures.overview import Subject, fleet_tiles, group_rows, replica_rows, with_ttft
 from telemetry.services.figures.replicas import heat_strips, rank_rows, scraping_of
 from telemetry.services.figures.semantic_cache import semantic_cache_of
 from telemetry.services.lab.costs import has_response_cache, response_cache_figures
@@ -25,17 +25,19 @@ from telemetry.services.notifications.channels import notified_by
 from telemetry.services.self_monitoring import router_outage
 from telemetry.storage.dimension_sums import usage_reports
 from telemetry.web.breakdown_figures import draw_precision
-from telemetry.web.pages import GROUP_COLUMNS, REPLICA_COLUMNS, frame, live_context, live_part, scrape_gap
+from telemetry.web.pages import GROUP_COLUMNS, frame, live_context, live_part, replica_table, scrape_gap
 from telemetry.web.ranges import NO_GROUP, PageState, page_state, page_state_of
 
 
 def _tables(request: HttpRequest, state: PageState) -> dict[str, Any]:
-    """The live part of the fleet's and a pool's page. The number of queries does not depend on the fleet's size."""
+    """The live part of the fleet's and a pool's page. Its size and queries do not depend on the fleet's size."""
     subject = state.subject
     tiles = fleet_tiles(subject.pools, state.range.now)
-    replica_sort = requested_sort(request, REPLICA_COLUMNS)
     group_sort = requested_sort(request, GROUP_COLUMNS, param="gsort")
-    rows = replica_rows(subject.pools, state.range.table)
+    replicas = subject.replicas()
+    rows = replica_rows(replicas, state.range.table)
+    table = replica_table(request, rows, lambda listed: with_ttft(listed, replicas, state.range.table))
+    shown = {row.name for row in table.page}
     has_cache = has_response_cache(subject.pools)
     return {
         **live_context(state),
@@ -44,10 +46,9 @@ def _tables(request: HttpRequest, state: PageState) -> dict[str, Any]:
         "read_at": tiles.read_at,
         "router_outage": router_outage(timezone.now()) if state.range.live else None,
         "scrape_gap": scrape_gap(tiles.read_at) if state.range.live and tiles.replicas_total else "",
-        "replicas": replica_sort.apply(rows),
+        "replicas": table,
         "not_up": [row for row in rows if row.health in {"down", "stale"}],
-        "strips": heat_strips(subject.replicas(), state.range.window),
-        "replica_sort": replica_sort,
+        "strips": heat_strips([replica for replica in replicas if replica.name in shown], state.range.window),
         "groups": group_sort.apply(group_rows(subject.pools, state.range.table)),
         "group_sort": group_sort,
     }
@@ -175,15 +176,11 @@ def _replica_state(request: HttpRequest, replica_name: str) -> tuple[PageState, 
 
 
 def _replica(state: PageState, replica: Replica) -> dict[str, Any]:
-    rows = replica_rows([replica.pool], state.range.now)
-    row = next((row for row in rows if row.name == replica.name), None)
-    if row is None:
-        raise Http404(f"Replica {replica.name} was removed.")
     scraping = scraping_of(replica)
     return {
         **live_context(state),
         "replica": replica,
-        "row": row,
+        "row": with_ttft(replica_rows([replica], state.range.now), [replica], state.range.now)[0],
         "usage": usage_reports(replica.pool.name, replica.name, last_day_of(state.range.table)),
         "scraping": scraping,
         "read_at": scraping.read_at,

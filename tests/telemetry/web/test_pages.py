@@ -205,7 +205,7 @@ def test_a_pool_without_replicas_says_the_next_step(visitor):
 
 
 @pytest.mark.parametrize(
-    ("path", "queries"), [("/pools/chat/", 54), ("/pools/chat/groups/coding/", 24), ("/replicas/gpu-1/", 27)]
+    ("path", "queries"), [("/pools/chat/", 53), ("/pools/chat/groups/coding/", 24), ("/replicas/gpu-1/", 26)]
 )
 def test_a_page_costs_the_same_whatever_the_fleets_size(visitor, noon, django_assert_num_queries, path, queries):
     warm_fleet(noon, seconds=60, replicas=9)

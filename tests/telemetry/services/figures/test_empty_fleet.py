@@ -35,7 +35,7 @@ def test_tiles_are_unknown_rather_than_zero(pool):
 
 
 def test_a_replica_has_a_row_of_unknowns(pool):
-    (row,) = overview.replica_rows(None, WINDOW)
+    (row,) = overview.replica_rows(overview.replicas_of(None), WINDOW)
 
     assert (row.name, row.pool, row.health, row.hit_rate_ratio) == ("r1", "chat", "unknown", None)
 

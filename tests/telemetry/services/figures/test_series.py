@@ -316,7 +316,7 @@ def test_a_replicas_row_has_its_health_and_rates(r1, r2, pool, time_machine):
     scraped(r2, T0 + timedelta(seconds=60), health="down", failures=3, reason="nobody listens there", ok_at=T0)
     engine_reading(r1, T0 + timedelta(seconds=60), queries=10, hits=5, finished=20, prompt_tokens=100)
 
-    up, down = overview.replica_rows([pool], MINUTE)
+    up, down = overview.replica_rows([r1, r2], MINUTE)
     tiles = overview.fleet_tiles([pool], MINUTE)
 
     assert (up.health, up.requests_per_s, up.prompt_tokens_per_s) == ("up", 4.0, 20.0)
@@ -342,7 +342,7 @@ def test_the_health_of_a_replica(r1, time_machine, fields, seconds_later, health
     time_machine.move_to(T0 + timedelta(seconds=seconds_later), tick=False)
     scraped(r1, T0, **fields)
 
-    (row,) = overview.replica_rows(None, MINUTE)
+    (row,) = overview.replica_rows([r1], MINUTE)
 
     assert row.health == health
 
@@ -358,7 +358,7 @@ def test_the_number_of_queries_does_not_grow_with_the_fleet(pool, router, django
 
     for query, count in (
         (lambda: overview.fleet_tiles([pool], MINUTE), 11),
-        (lambda: overview.replica_rows([pool], MINUTE), 6),
+        (lambda: overview.replica_rows(overview.replicas_of([pool]), MINUTE), 4),
         (lambda: overview.group_rows([pool], MINUTE), 7),
         (lambda: series.hit_rate_by_replica([pool], MINUTE), 2),
         (lambda: series.hit_rate_by_group([pool], MINUTE), 1),
