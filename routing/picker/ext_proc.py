@@ -18,10 +18,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from enum import IntEnum
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from routing.http.request import RequestHead, body_too_large, is_credential, parse_request_head
+from routing.http.request import EncodedBody, RequestHead, body_too_large, is_credential, parse_request_head
 from routing.http.response import BadResponseError, LocalResponse, RejectedRequestError, parse_response_head
+from routing.http.tasks import SLICE_S
 from routing.log import defect
 from routing.picker.endpoints import Endpoints, joined
 from routing.picker.picked_request import PickedRequest
@@ -206,9 +208,12 @@ class ProcessingStream:
             raise body_too_large(limits)
         if body.end_of_stream or self._request_mode == BUFFERED:
             return await self._pick(incoming)
-        if router.unfinished_body_bytes > limits.max_unfinished_body_bytes:
-            raise RejectedRequestError(503, "too many bodies are being received at once", retry_after_s=1)
+        self._check_unfinished()
         return []
+
+    def _check_unfinished(self) -> None:
+        if self._router.unfinished_body_bytes > self._router.limits.max_unfinished_body_bytes:
+            raise RejectedRequestError(503, "too many bodies are being received at once", retry_after_s=1)
 
     def _drop_body(self) -> None:
         self._router.unfinished_body_bytes -= len(self._body)
@@ -219,8 +224,11 @@ class ProcessingStream:
         if self._head is None:
             raise RejectedRequestError(500, "request_header_mode must be SEND")
         received = bytes(self._body)
+        if self._head.coding:
+            await self._decode(self._head.coding)
+        body = bytes(self._body)
         self._drop_body()
-        self._request = request = self._router.request(self._head, received)
+        self._request = request = self._router.request(self._head, body)
         accepted = self._router.accept(request)
         if isinstance(accepted, LocalResponse):
             return [self._immediate(accepted)]
@@ -236,6 +244,24 @@ class ProcessingStream:
             return [decision.body_reply(None if body == received else body)]
         return [decision.headers_reply(), *body_replies("request_body", body, is_end=not has_trailers)]
 
+    async def _decode(self, coding: bytes) -> None:
+        """Replace the body by the decoded one, in slices between which other requests run."""
+        router, until = self._router, perf_counter() + SLICE_S
+        encoded = EncodedBody(coding, router.limits)
+        encoded.add(bytes(self._body))
+        counted, self._body = len(self._body), bytearray()
+        try:
+            while encoded.step():
+                if perf_counter() > until:
+                    router.unfinished_body_bytes += encoded.held_bytes - counted
+                    counted = encoded.held_bytes
+                    self._check_unfinished()
+                    await asyncio.sleep(0)
+                    until = perf_counter() + SLICE_S
+            self._body += encoded.end()
+        finally:
+            router.unfinished_body_bytes += len(self._body) - counted
+
     def _decision(self, picked: PickedRequest, endpoints: Endpoints, request: Request) -> DecisionReply:
         """The reply to Envoy: the endpoints, and the header fields that replace those of the client."""
         decision = picked.decision
@@ -249,6 +275,8 @@ class ProcessingStream:
         if decision.target.rank is not None:
             fields.append(("x-data-parallel-rank", b"%d" % decision.target.rank))
         removed = hidden if address.hides_keys else []
+        if request.head.coding:
+            removed = [*removed, "content-encoding"]
         if picked.trace is not None:
             parent, keeps_state = picked.trace.context_for_replica()
             fields.append(("traceparent", parent))

@@ -28,6 +28,8 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from routing.http.loop import NEVER, NO_BUCKET
 from routing.http.request import (
+    EncodedBody,
+    EncodedRequest,
     Request,
     RequestHead,
     body_too_large,
@@ -61,6 +63,7 @@ class RequestReader:
 
     __slots__ = (
         "_allowed_head",
+        "_encoded",
         "_grace_until",
         "_headers",
         "_long",
@@ -81,7 +84,7 @@ class RequestReader:
     )
 
     def __init__(self, router: Router) -> None:
-        self.queue: deque[Request | RejectedRequestError] = deque()  # without a response yet
+        self.queue: deque[Request | EncodedRequest | RejectedRequestError] = deque()  # without a response yet
         self.head: RequestHead | None = None  # of the request whose body is being received
         self.wants_continue = False  # the client waits for 100 Continue
         self.in_message = False
@@ -98,7 +101,8 @@ class RequestReader:
         self._headers: list[Header] = []
         self._pieces: list[bytes] = []
         self._long: bytearray | None = None  # a body that has become long; pieces would fragment the heap
-        self._unfinished_bytes = 0  # of the body, as counted in the router's total
+        self._encoded: EncodedBody | None = None  # the body, if it is to be decoded
+        self._unfinished_bytes = 0  # of the body and of queued ones, as counted in the router's total
 
     # --- called by the connection ---
 
@@ -124,7 +128,9 @@ class RequestReader:
             join_tail(self._pieces, count)
         if self.head is not self._allowed_head:
             self._check_body_allowed()
-        if self.in_message or self._unfinished_bytes:
+        if self._encoded is not None:
+            self.decode()
+        elif self.in_message or self._unfinished_bytes:
             self._count_unfinished()
         limits = self._router.limits
         if self.received_bytes > limits.max_header_bytes and not self.ignores_input:
@@ -149,7 +155,7 @@ class RequestReader:
         self.queue.append(rejection)
         self.in_message = False
         self.head = None
-        self._pieces, self._long = [], None
+        self._pieces, self._long, self._encoded = [], None, None
         self._count_unfinished()
         self.ignores_input = self.is_rejected = True
 
@@ -180,9 +186,50 @@ class RequestReader:
     def close(self) -> None:
         """The connection has ended."""
         self.ignores_input = True
-        self.head = self._long = None
-        self._count_unfinished()
+        self.head = self._long = self._encoded = None
         self.queue.clear()
+        self._count_unfinished()
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether a part of the body that is being received waits to be decoded."""
+        return self._encoded is not None and self._encoded.has_more
+
+    def decode(self) -> None:
+        """Decode the body that is being received, as far as other connections do not have to wait."""
+        encoded = self._encoded
+        try:
+            while encoded is not None and encoded.step():
+                if self._router.turns.is_over():
+                    break
+        except RejectedRequestError as rejection:
+            self.reject(rejection)
+        else:
+            self._count_unfinished()
+
+    def next_item(self) -> Request | RejectedRequestError | None:
+        """Take the first of the queue; None if its body is not decoded yet."""
+        item = self.queue[0]
+        if not isinstance(item, EncodedRequest):
+            self.queue.popleft()
+            return item
+        try:
+            if (rejection := self._router.reject_before_body(item.head)) is not None:
+                raise rejection
+            while item.body.step():
+                if self._router.turns.is_over():
+                    if self._is_too_much():
+                        raise too_many_bodies()
+                    return None
+            next_item: Request | RejectedRequestError = self._router.request(item.head, item.body.end())
+        except RejectedRequestError as error:
+            error.path = item.head.path
+            error.origin = item.head.header(b"origin")
+            next_item = error
+            self.ignores_input = self.is_rejected = True
+        self.queue.popleft()
+        self._is_too_much()
+        return next_item
 
     # --- called by httptools ---
 
@@ -210,7 +257,7 @@ class RequestReader:
         self.in_message = True
         self._target = b""
         self._headers = []
-        self._pieces, self._long = [], None
+        self._pieces, self._long, self._encoded = [], None, None
         self.body_bytes = 0
 
     def on_url(self, url: bytes) -> None:
@@ -231,10 +278,14 @@ class RequestReader:
             method, self._target, parser.get_http_version(), self._headers, limits=self._router.limits
         )
         self.wants_continue = head.expects_continue
+        if head.coding:
+            self._encoded = EncodedBody(head.coding, self._router.limits)
 
     def on_body(self, data: bytes) -> None:
         self.body_bytes += len(data)
-        if self._long is not None:
+        if self._encoded is not None:
+            self._encoded.add(data)
+        elif self._long is not None:
             self._long += data
         elif self.body_bytes > LONG_BODY_BYTES:
             self._long = bytearray(b"".join(self._pieces) + data)
@@ -250,13 +301,15 @@ class RequestReader:
             return
         self.in_message = False
         self.received_bytes = 0
+        encoded, self._encoded = self._encoded, None
         pieces, self._pieces = self._pieces, []
         head.keep_alive = self._parser.should_keep_alive()
         if self._long is not None:
             body, self._long = bytes(self._long), None
         else:
             body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        self.queue.append(self._router.request(head, body))
+        request = self._router.request(head, body) if encoded is None else EncodedRequest(head, encoded)
+        self.queue.append(request)
         if not head.keep_alive:
             self.ignores_input = True
 
@@ -269,15 +322,32 @@ class RequestReader:
             self.reject(rejection)
 
     def _count_unfinished(self) -> None:
-        """Limit the bytes of all bodies that are being received; a body that arrived in one read does not count."""
+        if self._is_too_much():
+            self.reject(too_many_bodies())
+
+    def _is_too_much(self) -> bool:
+        """Count the bytes of bodies that are being received or decoded; whether those of all clients are too many.
+
+        A body that arrived in one read does not count.
+        """
         router = self._router
-        unfinished = self.body_bytes if self.head is not None else 0
+        unfinished = 0
+        if self._encoded is not None:
+            unfinished = self._encoded.held_bytes
+        elif self.head is not None:
+            unfinished = self.body_bytes
+        for item in self.queue:
+            if isinstance(item, EncodedRequest):
+                unfinished += item.body.held_bytes
         router.unfinished_body_bytes += unfinished - self._unfinished_bytes
         self._unfinished_bytes = unfinished
         all_bytes = router.unfinished_body_bytes + router.services.held_body_bytes
-        if unfinished and all_bytes > router.limits.max_unfinished_body_bytes:
-            message = "too many bodies are being received at once"
-            self.reject(RejectedRequestError(503, message, retry_after_s=1, must_close=True))
+        return unfinished > 0 and all_bytes > router.limits.max_unfinished_body_bytes
+
+
+def too_many_bodies() -> RejectedRequestError:
+    message = "too many bodies are being received at once"
+    return RejectedRequestError(503, message, retry_after_s=1, must_close=True)
 
 
 logger = logging.getLogger(__name__)
@@ -474,6 +544,8 @@ class ClientConnection(asyncio.Protocol):
         reader = self._reader
         if self._is_closing or reader.ignores_input:
             self._unparsed = b""
+        if reader.is_decoding:
+            reader.decode()
         if self._unparsed and not (self._exchange or reader.queue or reader.in_message or self.is_full):
             data, self._unparsed = self._unparsed, b""
             self._read(data)
@@ -543,7 +615,7 @@ class ClientConnection(asyncio.Protocol):
             self._advance()
         if self._is_closing:
             return
-        if self._is_behind and not (self._exchange or self.is_full):
+        if reader.is_decoding or (self._is_behind and not (self._exchange or self.is_full)):
             turns.defer(self, len(self._unparsed) + MAX_UNPARSED_BYTES)
         if reader.wants_continue and reader.head is not None and not (self._exchange or reader.queue):
             reader.wants_continue = False
@@ -558,7 +630,10 @@ class ClientConnection(asyncio.Protocol):
         queue, turns = self._reader.queue, self._router.turns
         self._is_advancing = True
         while queue and not (self._exchange is not None or self.is_full or self._is_closing):
-            self._handle(queue.popleft())
+            item = self._reader.next_item()
+            if item is None:
+                break
+            self._handle(item)
             if turns.is_over():
                 break
         self._is_advancing = False

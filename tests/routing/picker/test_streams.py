@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import gzip
 import json
 import tracemalloc
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from backports import zstd
 from grpc import aio
 from msgspec.structs import replace
 
@@ -538,3 +540,30 @@ async def test_the_port_speaks_tls_with_the_newest_certificate(tmp_path: Path) -
         harness.server.reload()
         async with harness.connect(http2) as client:
             assert client.seen_serial == second.serial
+
+
+# --- bodies in gzip and zstd --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [None, BUFFERED], ids=["duplex", "buffered"])
+@pytest.mark.parametrize(("coding", "encode"), [("gzip", gzip.compress), ("zstd", zstd.compress)])
+async def test_the_replica_gets_the_decoded_body(coding: str, encode: Any, mode: int | None) -> None:
+    modes = {} if mode is None else {"mode": mode, "response_mode": STREAMED}
+    async with picking(fleet(replicas())) as (harness, channel):
+        picked = await EnvoyStream(channel).request(encode(BODY), [("content-encoding", coding)], **modes)
+        assert (picked.body if mode is None else picked.new_body) == BODY
+        assert "content-encoding" in picked.removed
+        assert mode is None or picked.fields["content-length"] == str(len(BODY))
+        assert harness.router.unfinished_body_bytes == 0
+
+
+async def test_invalid_and_growing_bodies_are_rejected() -> None:
+    bodies = (("gzip", gzip.compress(bytes(40 << 20)), 413), ("gzip", gzip.compress(BODY)[:-1], 400), ("br", BODY, 415))
+    async with picking(fleet(replicas())) as (harness, channel):
+        for coding, body, status in bodies:
+            picked = await EnvoyStream(channel).request(body, [("content-encoding", coding)])
+            assert picked.immediate is not None
+            assert picked.immediate.status.code == status
+            accepted = [option.header.raw_value for option in picked.immediate.headers.set_headers]
+            assert (b"gzip, zstd" in accepted) == (status == 415)
+        assert harness.router.unfinished_body_bytes == 0
