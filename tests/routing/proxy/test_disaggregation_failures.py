@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 
 import pytest
+from msgspec.structs import replace
 
 from routing.schema import RETRY_CAUSES, BreakerConfig, HealthCheck, Limits
 from tests.fakes.replica import (
@@ -226,6 +228,64 @@ async def test_a_leg_leaves_time_for_the_decode_replica(two: list[FakeReplica]) 
     assert (response.status, len(two[1].calls)) == (504, 1)
     assert found == {("replica-0", "failed", "timeout"): 1}
     assert 1.9 < took_s < 3.5
+
+
+def trickling(start: bytes, piece: bytes) -> Script:
+    """Send the start at once, then one piece after the other without end."""
+
+    async def script(call: Call) -> None:
+        await call.send(start)
+        while True:
+            await call.send(piece)
+            await asyncio.sleep(0.05)
+
+    return script
+
+
+LENGTH = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 4000000\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+TRICKLES: dict[str, Script] = {
+    "a head without end": trickling(b"HTTP/1.1 200 OK\r\nX-Long: ", b"x"),
+    "header lines": trickling(b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"),
+    "interim responses": trickling(b"", b"HTTP/1.1 103 Early Hints\r\n\r\n"),
+    "a head alone": raw(LENGTH),
+    "a body with a length": trickling(LENGTH, b" "),
+    "a body in chunks": trickling(CHUNKED, chunk(b" ")),
+    "a stream that was not asked for": trickling(STREAM_HEAD, chunk(sse({"choices": [{"delta": {"content": "a"}}]}))),
+    "comments": trickling(STREAM_HEAD, chunk(b": still here\n\n")),
+}
+
+
+@pytest.mark.parametrize("name", TRICKLES)
+async def test_a_prefill_replica_that_trickles_has_the_same_deadline(name: str, two: list[FakeReplica]) -> None:
+    whole = roles(two, PREFILL, DECODE, limits=SHORT, health=NEVER_DOWN)
+    two[0].script = TRICKLES[name]
+    async with routed(whole) as harness:
+        started_at = asyncio.get_running_loop().time()
+        response = await harness.chat(prompt())
+        took_s = asyncio.get_running_loop().time() - started_at
+        await two[0].calls[0].wait_gone()
+        await harness.at_rest()
+        found = await legs(harness)
+
+    assert (response.status, response.replica, two[1].calls[0].body == prompt()) == (200, "replica-1", True)
+    assert found == {("replica-0", "failed", "timeout"): 1}
+    assert took_s < 0.5 * SHORT.first_byte_timeout_s + 1.0
+
+
+async def test_a_prefill_replica_that_ends_no_handshake_has_a_deadline(two: list[FakeReplica]) -> None:
+    """It accepts the connection, and reads and sends nothing."""
+    whole = roles(two, PREFILL, DECODE, limits=SHORT, health=NEVER_DOWN)
+    pool = whole.pools[0]
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts
+        secure = replace(pool.replicas[0], url=f"https://127.0.0.1:{silent.getsockname()[1]}")
+        async with routed(replace(whole, pools=(replace(pool, replicas=(secure, *pool.replicas[1:])),))) as harness:
+            response = await harness.chat(prompt())
+            await harness.at_rest()
+            found = await legs(harness)
+
+    assert (response.status, response.replica) == (200, "replica-1")
+    assert found == {("replica-0", "failed", "connect"): 1}
 
 
 async def test_the_time_to_the_first_token_includes_the_leg(two: list[FakeReplica]) -> None:
