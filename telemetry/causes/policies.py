@@ -207,9 +207,7 @@ STALE_GROWTH = 0.03  # of the tokens: growth that may matter
 
 def check_stale_index(evidence: Evidence) -> Finding | None:
     """Measured by predicted and delivered tokens of the same responses, without replicas that restarted."""
-    restarted = restarted_replicas(evidence)
-    growth = {name: _gap_growth(evidence, name) for name in evidence.now.by_replica if name not in restarted}
-    worse = {name: tokens for name, tokens in growth.items() if tokens is not None and tokens > 0}
+    worse = wrongly_predicted(evidence)
     tokens = sum(worse.values())
     now, before = _prediction_gap(evidence.now.total), _prediction_gap(evidence.before.total)
     if now is None or tokens < STALE_GROWTH * evidence.now.total.prompt:
@@ -225,6 +223,13 @@ def check_stale_index(evidence: Evidence) -> Finding | None:
         "have less cache than configured for their replica, and whether their KV events arrive.",
         {"gap_ratio": round(now, 4), "baseline_gap_ratio": before and round(before, 4), "replicas": names},
     )
+
+
+def wrongly_predicted(evidence: Evidence) -> dict[str, float]:
+    """Tokens that routers wrongly expected to be cached, more than before, by replica; without those that restarted."""
+    restarted = restarted_replicas(evidence)
+    growth = {name: _gap_growth(evidence, name) for name in evidence.now.by_replica if name not in restarted}
+    return {name: tokens for name, tokens in growth.items() if tokens is not None and tokens > 0}
 
 
 def _gap_growth(evidence: Evidence, replica: str) -> float | None:

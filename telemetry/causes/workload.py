@@ -13,7 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from telemetry.causes.evidence import CauseKind, Evidence, Finding, Period, Sums, percent, total
-from telemetry.causes.policies import has_new_revision, lost_at_other_replicas, lost_by_overflow
+from telemetry.causes.policies import (
+    has_new_revision,
+    lost_at_other_replicas,
+    lost_by_overflow,
+    wrongly_predicted,
+)
 from telemetry.causes.replicas import added_replicas, lost_replicas, restarted_replicas
 from telemetry.lint.differences import Difference, Kind, compare
 from telemetry.lint.findings import describe
@@ -269,7 +274,9 @@ def check_capacity(evidence: Evidence) -> Finding | None:
     if grown is not None:
         tokens, certainty = grown, CERTAINTY
     else:
+        # What a replica lost at once is no eviction: routers expected it to be cached.
         tokens = (_lost_at_main_replica(evidence) or 0.0) + _evicted_at_other_replicas(evidence)
+        tokens -= sum(wrongly_predicted(evidence).values())
         certainty = WITH_PRESSURE if _has_more_pressure(evidence) else WITHOUT_BREAKDOWN
     if tokens < EVICTED_GROWTH * evidence.now.total.prompt:
         return None

@@ -51,3 +51,18 @@ def test_prompts_moved_by_a_restart_do_not_count_as_evicted():
     restarted = RelatedEvent(T0 - timedelta(seconds=60), "replica_restarted", "r1 restarted.", replica="r1")
 
     assert tokens(workload.check_capacity, evidence(0, restarted)) == 0
+
+
+@pytest.mark.parametrize("expected_cached", [0.2, 0.8])
+def test_what_routers_expected_to_be_cached_was_lost_at_once_and_not_evicted(expected_cached: float) -> None:
+    """The hit rate of a prompt at its replica falls from 80 to 20 %."""
+
+    def period(start, rate, predicted):
+        sums = Sums(1000, TOKENS, rate * TOKENS, 0, TOKENS, predicted * TOKENS, rate * TOKENS)
+        prefixes = [Prefix("chat", 1, "r1", Sums(1000, TOKENS, rate * TOKENS))]
+        return Period(start, start + HOUR, routes=[Route("chat", "r1", "p", 1, sums)], prefixes=prefixes)
+
+    seen = Evidence(period(T0, 0.2, expected_cached), period(T0 - HOUR, 0.8, 0.8), (), T0)
+    was_expected = expected_cached > 0.2
+    assert tokens(policies.check_stale_index, seen) == pytest.approx(600_000 if was_expected else 0)
+    assert tokens(workload.check_capacity, seen) == pytest.approx(0 if was_expected else 600_000)
