@@ -2,8 +2,8 @@
 
 Theory of operation. Each figure compares the requests that the canary placed with those that the active revision placed
 in the same time, and both with their own past: prompts differ, and what differed before is not caused by the canary
-(difference in differences, ``confidence``). A figure has *failed* if the canary is certainly worse, and worse by more
-than allowed as far as is known. It has *passed* if the canary is certainly not worse than allowed, and is
+(difference in differences, ``confidence``). A figure has *failed* if the canary is certainly worse than before, and
+worse by more than allowed as far as is known. It has *passed* if the canary is certainly not worse than allowed, and is
 *inconclusive* in between or with too little data, which more time can change. It has *no verdict* where more time
 changes nothing: too few prompts, nothing reported, no past to compare with. The canary fails when one figure does, and
 passes when one does and no other one failed or is inconclusive.
@@ -14,17 +14,18 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from controlplane.services.policies.rollout_plans import GuardLimits
 from controlplane.services.policies.rollouts import NO_VERDICT, Verdict
-from telemetry.guards.confidence import MIN_BINS, Cell, Difference, Floats, Integers, difference
+from telemetry.guards.confidence import MIN_BINS, Cell, Floats, Integers, difference
 
 TAIL = 0.95  # the quantile of TTFT or latency that is compared
 MIN_STREAMED = 0.05  # share of a side's responses below which TTFT is not representative
-MIN_PROMPTS = 5.0  # effective prompts of a side: with fewer, prompts say more about themselves than about the revision
+MIN_PROMPTS = 3.0  # effective prompts of a side: with so few, prompts say more about themselves than the revision
 MIN_PAST = 50  # requests of a side before the rollout
 OFF = "off"
 
@@ -119,23 +120,33 @@ class _Comparison:
     def __init__(self, limits: GuardLimits, measured: Measured) -> None:
         self._limits, self._measured = limits, measured
         self._has_past = min(len(side.before) for side in measured.sides) >= MIN_PAST
+        self._by_prompts = not measured.has_common_prompts
         self._missing = self._find_missing()
 
     def hit_rate(self) -> Figure:
-        """Cached tokens of prompt tokens."""
-        cells = self._cells(lambda requests: requests.cached_tokens, lambda requests: requests.prompt_tokens)
+        """Cached tokens of prompt tokens.
+
+        A few long prompts have most of the tokens, and with them most of chance's share. Whether the rate is certainly
+        lower is judged with each request weighted by the square root of its tokens, which halves that error.
+        """
+        tokens = self._cells(lambda requests: requests.cached_tokens, lambda requests: requests.prompt_tokens)
+        weighted = self._cells(
+            lambda requests: requests.cached_tokens / np.sqrt(np.maximum(requests.prompt_tokens, 1.0)),
+            lambda requests: np.sqrt(requests.prompt_tokens),
+        )
         without = "do not report cached tokens: no verdict by hit rate."
-        return self._compare_ratios("hit_rate", "Hit rate", cells, self._limits.max_hit_rate_drop, without, worse=-1)
+        allowed = self._limits.max_hit_rate_drop
+        return self._compare_ratios("hit_rate", "Hit rate", tokens, weighted, allowed, without, worse=-1)
 
     def error_ratio(self) -> Figure:
         """Failed requests of those that were answered."""
         cells = self._cells(lambda requests: requests.failed, lambda requests: requests.answered)
         without = "are unknown: no verdict by errors."
         allowed = self._limits.max_error_ratio
-        return self._compare_ratios("error_ratio", "Failed requests", cells, allowed, without, worse=1)
+        return self._compare_ratios("error_ratio", "Failed requests", cells, cells, allowed, without, worse=1)
 
     def _compare_ratios(
-        self, name: str, label: str, cells: _Cells, allowed: float | None, without: str, *, worse: int
+        self, name: str, label: str, cells: _Cells, weighted: _Cells, allowed: float | None, without: str, *, worse: int
     ) -> Figure:
         """A ratio of the canary and the baseline; ``worse`` is +1 if higher is worse, else -1."""
         canary, baseline = (cell.ratio for cell in cells.now)
@@ -145,21 +156,24 @@ class _Comparison:
         reason = self._reason(name, cells, without)
         if reason is not None:
             return Figure(name, "ratio", baseline, canary, limit, *reason)
-        found = self._difference(cells, counts_events=name == "error_ratio")
+        is_of_events = name == "error_ratio"
+        compare = partial(difference, by_prompts=self._by_prompts and not is_of_events, counts_events=is_of_events)
+        certain, whole = compare(*weighted), compare(*cells, effect=worse * allowed)
         values = (
             f"{label} {_percent(canary)}{_past(cells.before, 0)}, baseline {_percent(baseline)}{_past(cells.before, 1)}"
         )
-        points = f"{abs(found.value) * 100:.1f} points {'more' if found.value > 0 else 'less'}"
-        detail = f"{values}: {points} (± {found.margin * 100:.1f})."
-        verdict = _verdict(worse * found.value, found.margin, allowed)
+        points = f"{abs(whole.value) * 100:.1f} points {'more' if whole.value > 0 else 'less'}"
+        detail = f"{values}: {points}, certain from {certain.margin * 100:.1f} points on."
+        is_worse = worse * whole.value >= allowed and worse * certain.value > certain.margin
+        verdict = _verdict(is_worse=is_worse, is_fine=worse * whole.value + whole.margin < allowed)
         return Figure(name, "ratio", baseline, canary, limit, verdict, detail)
 
     def latency(self) -> Figure:
         """The tail of TTFT, or of the latency of whole responses if neither side streams.
 
-        The verdict is on the share of the canary's responses that are slower than allowed, because the error of a share
-        is known. Each cell's share is that above its own p95, and the canary's now that above the limit: its own p95
-        before, times the growth of the baseline's since, times the growth that is allowed.
+        The verdict is on the share of slow responses, because the error of a share is known. Each cell's share is that
+        above its own p95, and the canary's now that above what is expected of it: its own p95 before, times the growth
+        of the baseline's since. It is certainly not too slow if 5 % at most are above the limit.
         """
         if all(_is_plain(side.now) for side in self._measured.sides):
             name, label, responses, until = "plain_latency_p95_s", "latency", "non-streamed responses", ""
@@ -172,22 +186,31 @@ class _Comparison:
         if allowed is None:
             return Figure(name, "seconds", base, canary, None, OFF, "No limit is set.")
         past = [_tail(waits(side.before)) if self._has_past else None for side in self._measured.sides]
-        ratio = past[0] / past[1] if past[0] and past[1] else 1.0
-        limit = None if base is None else base * ratio * (1 + allowed)
+        expected = (base or 0.0) * (past[0] / past[1] if past[0] and past[1] else 1.0)
+        limit = None if base is None else expected * (1 + allowed)
         periods = [requests for side in self._measured.sides for requests in side]
-        thresholds = dict(zip(map(id, periods), (limit, past[0], base, past[1]), strict=True))
-        cells = self._cells(
-            lambda requests: (waits(requests) > (thresholds[id(requests)] or 0.0)) * 1.0,
-            lambda requests: ~np.isnan(waits(requests)) * 1.0,
-        )
-        reason = self._reason(name, cells, f"have no {label}: no verdict by it.")
+
+        def slower_than(threshold: float | None) -> _Cells:
+            thresholds = dict(zip(map(id, periods), (threshold, past[0], base, past[1]), strict=True))
+            return self._cells(
+                lambda requests: (waits(requests) > (thresholds[id(requests)] or 0.0)) * 1.0,
+                lambda requests: ~np.isnan(waits(requests)) * 1.0,
+            )
+
+        slower, too_slow = slower_than(expected), slower_than(limit)
+        reason = self._reason(name, slower, f"have no {label}: no verdict by it.")
         if reason is not None:
             return Figure(name, "seconds", base, canary, limit, *reason)
-        found = self._difference(cells, counts_events=True)
-        slow = cells.now[0].ratio or 0.0
-        share = f"{_percent(slow)} of the canary's {responses} take longer than {limit or 0.0:.2g} s{until}"
-        detail = f"{share}; {_percent(slow - found.value)} are allowed (± {found.margin * 100:.1f} points)."
-        return Figure(name, "seconds", base, canary, limit, _verdict(found.value, found.margin, 0.0), detail)
+        certain, whole = (
+            difference(*cells, by_prompts=self._by_prompts, counts_events=True) for cells in (slower, too_slow)
+        )
+        slow = slower.now[0].ratio or 0.0
+        usual = slow - certain.value
+        share = f"{_percent(slow)} of the canary's {responses} take longer than {expected:.2g} s{until}"
+        detail = f"{share}: {_percent(usual)} are expected, over {_percent(usual + certain.margin)} certainly slower."
+        is_worse = (canary or 0.0) >= expected * (1 + allowed) and certain.value > certain.margin
+        verdict = _verdict(is_worse=is_worse, is_fine=whole.value + whole.margin < 0)
+        return Figure(name, "seconds", base, canary, limit, verdict, detail)
 
     def _cells(self, numerators: Callable[[Requests], Floats], denominators: Callable[[Requests], Floats]) -> _Cells:
         def cell(requests: Requests) -> Cell:
@@ -222,15 +245,9 @@ class _Comparison:
             return NO_VERDICT, f"Too few requests of both sides are known from before the rollout: no verdict by {by}."
         if not self._measured.has_common_prompts:
             for side, cell in zip(("canary", "baseline"), cells.now, strict=True):
-                if cell.effective_prompts < MIN_PROMPTS:
+                if cell.effective_prompts <= MIN_PROMPTS:
                     return NO_VERDICT, _too_few(cell, side, by)
         return None
-
-    def _difference(self, cells: _Cells, *, counts_events: bool) -> Difference:
-        effective = min(cell.effective_prompts for cell in cells.now)
-        return difference(
-            *cells, effective_prompts=effective if effective >= MIN_PROMPTS else None, counts_events=counts_events
-        )
 
 
 def _is_plain(requests: Requests) -> bool:
@@ -243,14 +260,14 @@ def _is_plain(requests: Requests) -> bool:
 
 def _too_few(cell: Cell, side: str, by: str) -> str:
     count = int(np.count_nonzero(cell.prompt_shares))
-    most = ", of which few have most of the work" if count >= MIN_PROMPTS else ""
+    most = ", of which few have most of the work" if count > MIN_PROMPTS else ""
     return f"{count} prompt{'s' if count > 1 else ''} in the {side}{most}: no verdict by {by}."
 
 
-def _verdict(harm: float, margin: float, allowed: float) -> Verdict:
-    if harm + margin < allowed:
-        return Verdict.PASSED
-    return Verdict.FAILED if harm >= allowed and harm - margin > 0 else Verdict.INCONCLUSIVE
+def _verdict(*, is_worse: bool, is_fine: bool) -> Verdict:
+    if is_worse:
+        return Verdict.FAILED
+    return Verdict.PASSED if is_fine else Verdict.INCONCLUSIVE
 
 
 def _tail(waits: Floats) -> float | None:

@@ -2,19 +2,21 @@
 
 Theory of operation. Four cells of requests: canary and baseline, now and before the rollout. Each has a ratio of sums,
 such as cached tokens divided by prompt tokens, and the difference is (canary now - before) - (baseline now - before).
-Its error is estimated twice, and the larger one counts:
+The question is how large a difference a canary without an effect may have:
 
-* from how the bins of time scatter: requests of the same minute are similar, and so are those of the next one;
-* from how the prompts scatter, by the jackknife: how far the difference moves when one prompt is left out of all cells
-  (Efron and Stein, "The jackknife estimate of variance", Annals of Statistics 1981). A session has one prompt, so its
-  requests count together; a prompt's own level is in both of its periods and cancels. With few prompts, or some that
-  have most of the work, Student's distribution with the effective number of prompts makes the interval wide.
+* Chance gives a ratio p of n requests the variance p (1 - p) / n, with the p that is expected of the canary. Requests
+  of a minute or session are similar, and the variance is larger by a factor, the *design effect* (Kish, "Survey
+  Sampling", 1965). The time before shows it: how far its bins scattered, with their neighbours, relative to chance.
+  Rare events are skewed, which is a term of Cornish and Fisher's expansion.
+* Prompts change by themselves. How differently is known from the baseline's, by the jackknife: how far the difference
+  moves when one prompt is left out (Efron and Stein, "The jackknife estimate of variance", Annals of Statistics 1981).
+  A prompt's own level is in both periods and cancels. And no single prompt of the canary decides: the margin grows by
+  how far the difference moves without the most influential one.
 
 An analysis runs again and again while bins arrive. An ordinary confidence interval that is looked at a hundred times is
-wrong far more often than stated; the bounds from bins hold at all times at once. Those from prompts need not: the
-prompts, and what is peculiar to them, stay the same from one analysis to the next. Source: the asymptotic confidence
-sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, "Time-uniform central limit theory and asymptotic
-confidence sequences", Annals of Statistics 2024, theorem 2.2.
+wrong far more often than stated; these bounds hold at all times at once. Source: the asymptotic confidence sequence of
+Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, "Time-uniform central limit theory and asymptotic confidence
+sequences", Annals of Statistics 2024, the one-sided form of theorem 2.2.
 """
 
 from __future__ import annotations
@@ -25,12 +27,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-ALPHA = 0.05  # probability that a bound ever fails, over all looks
+ALPHA = 0.05  # probability that a bound ever fails in its direction, over all analyses
 TIGHTEST_AT = 10  # number of bins at which the bounds are tightest
 MIN_BINS = 3  # to estimate the scatter
-RARE = 2.33  # normal deviate that is exceeded in 1 % of cases: for the scatter of prompts
 
-_LOG = -2 * math.log(ALPHA)
+_LOG = -2 * math.log(2 * ALPHA)
 _RHO2 = (_LOG + math.log(_LOG + 1)) / TIGHTEST_AT
 
 Floats = NDArray[np.float64]
@@ -52,16 +53,21 @@ class Cell:
             self.deviations = (numerators - self.ratio * denominators) / self.denominator
             self.prompt_shares = np.bincount(prompts, denominators) / self.denominator
             self.busy_bins = int(np.count_nonzero(np.bincount(bins, denominators)))
+            # (Sum of the work)^2 / sum of its squares: as many of equal size have the same error.
+            self.effective_requests = self.denominator**2 / float((denominators**2).sum())
+            self.effective_prompts = 1 / float((self.prompt_shares**2).sum())
+            # With one hit and one miss more: never 0 or 1, as if nothing else could happen.
+            self.smoothed = (self.ratio * self.effective_requests + 1) / (self.effective_requests + 2)
 
-    @property
-    def effective_prompts(self) -> float:
-        """(Sum of the work)^2 / sum of its squares: of equally frequent prompts with the same error."""
-        return 1 / float((self.prompt_shares**2).sum())
+    def chance(self, ratio: float) -> float:
+        """Variance that chance alone gives to the ratio of so many requests, if the true one is ``ratio``."""
+        return ratio * (1 - ratio) / self.effective_requests
 
-    def chance_variance(self) -> float:
-        """Variance that chance alone gives to a share of this many events; (k + 1) / (n + 2): never 0."""
-        smoothed = (self.numerator + 1) / (self.denominator + 2)
-        return smoothed * (1 - smoothed) / self.denominator
+    def by_prompt_and_bin(self) -> Floats:
+        """Deviations of each prompt in each bin, in order, with a gap between bins that are no neighbours."""
+        keys, codes = np.unique(self.prompts * (int(self.bins.max()) + 2) + self.bins, return_inverse=True)
+        places = np.cumsum(np.minimum(np.diff(keys, prepend=0), 2))[codes]
+        return np.bincount(places, self.deviations).astype(np.float64)
 
     def moves(self, size: int) -> Floats:
         """How far the ratio moves when a prompt is left out, exactly."""
@@ -84,61 +90,65 @@ def difference(
     now: tuple[Cell, Cell],
     before: tuple[Cell, Cell] | None,
     *,
-    effective_prompts: float | None,
+    by_prompts: bool,
     counts_events: bool,
+    effect: float = 0.0,
 ) -> Difference:
     """The first cell's ratio minus the second's, now, minus the same before. Each cell has a denominator.
 
-    ``effective_prompts``: of the side with fewer; None: the scatter of prompts says nothing. With ``counts_events`` the
-    error is at least that of chance: otherwise 0 in a few bins would count as certain.
+    ``by_prompts``: sides have other prompts, which may have changed by themselves. With ``counts_events``, or
+    without a past, the error is at least that of chance. The margin is that of a canary whose true
+    ratio is ``effect`` higher than expected.
     """
-    value, by_time = 0.0, 0.0
-    moves = np.zeros(max(len(cell.prompt_shares) for pair in (now, before or now) for cell in pair))
-    for pair, sign in ((now, 1.0), *(((before, -1.0),) if before else ())):
-        value += sign * ((pair[0].ratio or 0.0) - (pair[1].ratio or 0.0))
-        by_time += _scatter(*pair)
-        if effective_prompts is not None:
-            moves += sign * (pair[0].moves(len(moves)) - pair[1].moves(len(moves)))
-    if counts_events:
-        by_time = max(by_time, sum(cell.chance_variance() for pair in (now, before or ()) for cell in pair))
+    sides = tuple(zip(now, before or (None, None), strict=True))
+    changes = [(cell.ratio or 0.0) - (past.ratio or 0.0 if past else 0.0) for cell, past in sides]
+    value = changes[0] - changes[1]
     bins = min(cell.busy_bins for cell in now)
     if bins < MIN_BINS:
         return Difference(value, math.inf)
-    errors = max_error(bins) * math.sqrt(bins)  # in standard errors
-    margin = errors * math.sqrt(by_time)
-    if effective_prompts is not None:
-        errors = student(RARE, effective_prompts - 1)
-        margin = max(margin, errors * float(np.sqrt((moves**2).sum())))
-    return Difference(value, margin)
+    known = before or now
+    chances = [cell.chance(cell.smoothed) for cell in known]
+    design_effect = _scatter(_by_bin(*known)) / sum(chances)
+    if counts_events or not before:  # Few bins, or a few events in them, may scatter little by chance.
+        design_effect = max(design_effect, 1.0)
+    if counts_events and not by_prompts:  # The baseline has more sessions: it shows how many failures come at once.
+        design_effect = max(design_effect, _scatter(known[1].by_prompt_and_bin()) / chances[1])
+    expected = (known[0].smoothed + max(changes[1], 0.0)) if before else now[1].smoothed
+    expected = min(max(expected + effect, 0.0), 1.0)
+    canary, baseline = (
+        design_effect * (cell.chance(ratio) + (past.chance(past.smoothed) if past else 0.0))
+        for (cell, past), ratio in zip(sides, (expected, now[1].smoothed), strict=True)
+    )
+    variance, margin = canary + baseline, 0.0
+    if by_prompts:
+        size = max(len(cell.prompt_shares) for pair in (now, before or now) for cell in pair)
+        moves, of_others = (cell.moves(size) - (past.moves(size) if past else 0.0) for cell, past in sides)
+        changed = max(float((of_others**2).sum()) - baseline, 0.0) * now[1].effective_prompts  # variance of a prompt
+        variance += changed * sum(1 / cell.effective_prompts for cell in now)
+        margin = float(np.abs(moves).max())
+    deviate = max_error(bins) * math.sqrt(bins)
+    skew = design_effect * abs(1 - 2 * expected) * (deviate**2 - 1) / 6 / now[0].effective_requests
+    return Difference(value, margin + deviate * math.sqrt(variance) + skew)
 
 
-def _scatter(first: Cell, second: Cell) -> float:
-    """Variance of the difference of two ratios, from bins of the same time: what changes in both does not count.
+def _by_bin(first: Cell, second: Cell) -> Floats:
+    """Deviations of the difference of two ratios in each bin: what changes in both does not count."""
+    size = 1 + max(int(cell.bins.max()) for cell in (first, second))
+    sums = (np.bincount(cell.bins, cell.deviations, size).astype(np.float64) for cell in (first, second))
+    return next(sums) - next(sums)
+
+
+def _scatter(sums: Floats) -> float:
+    """Variance of a total, from its parts in order of time.
 
     Neighbouring bins may be similar, because a session lasts longer than one: their covariance is added.
     """
-    size = 1 + max(int(cell.bins.max()) for cell in (first, second))
-    sums = np.bincount(first.bins, first.deviations, size) - np.bincount(second.bins, second.deviations, size)
     count = int(np.count_nonzero(sums))
     neighbours = max(float((sums[1:] * sums[:-1]).sum()), 0.0)
     return (float((sums**2).sum()) + 2 * neighbours) * count / max(count - 1, 1)
 
 
 def max_error(bins: int) -> float:
-    """Largest error of a mean of ``bins`` bins in standard deviations of one bin, at all times at once."""
+    """Largest error of a mean of ``bins`` bins in standard deviations of a bin, in one direction, at all times."""
     spread = bins * _RHO2 + 1
-    return math.sqrt(2 * spread / (bins * bins * _RHO2) * math.log(math.sqrt(spread) / ALPHA))
-
-
-def student(normal: float, freedom: float) -> float:
-    """The quantile of Student's distribution that is as rare as this one of the normal distribution.
-
-    Peizer's expansion (Abramowitz and Stegun 26.7.5), within 6 % for 4 degrees of freedom and deviates below 3.3.
-    """
-    z = normal
-    return (
-        z
-        + (z**3 + z) / (4 * freedom)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
-    )
+    return math.sqrt(2 * spread / (bins * bins * _RHO2) * math.log1p(math.sqrt(spread) / (2 * ALPHA)))

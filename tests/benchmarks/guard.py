@@ -2,7 +2,9 @@
 
 Synthetic requests of canaries with and without an effect, as routers record them, go through the product's own
 analysis: each minute for a quarter of an hour, then every fourth minute of an hour. The tables have the share of
-harmless canaries that are rolled back, and the share of harmful ones that are found within 15 minutes.
+harmless canaries that are rolled back, and the share of harmful ones that are found within 15 minutes. Where less than
+90 % are found, it has beside it what an oracle finds in the same requests: a test with a probability of 5 % of a false
+alarm, made once at the end, that knows what each prompt, minute and replica would have had without the harm.
 
 Traffic: 10 requests/s of 1 or 4 task groups. A group's prompts follow Zipf's law with exponent 1, and each has its own
 hit rate (standard deviation 0.12), TTFT (log-normal, 0.3) and error ratio. Sessions of 5 or 20 requests, five seconds
@@ -13,7 +15,9 @@ the hour of the rollout others than the hour before.
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -35,8 +39,9 @@ HOUR, WARM_UP, FOUND_BY = 60, 2, 15  # minutes
 REPLICAS = 4
 GROUP_HIT_RATES = (0.6, 0.3, 0.75, 0.5)
 PROMPT_SD, SESSION_SD, MINUTE_SD = 0.12, 0.15, 0.03  # of hit rates
+REQUEST_SD = 0.5  # of the log of a TTFT
 FIRST_SEED = 9001
-RUNS = 20  # of each scenario
+RUNS = 16  # of each scenario; half as many without an effect, which are three times as many and four times as long
 MAX_FALSE, MIN_FOUND = 0.05, 0.9
 SHARES, PROMPTS, GROUPS, SESSIONS = (0.05, 0.25, 0.5), (30, 200, 2000), (1, 4), (1, 5, 20)
 SPLITS = ("group", "router")
@@ -112,12 +117,13 @@ ROWS: dict[str, Callable[[Scenario], bool]] = {
 def main(arguments: Sequence[str] = ()) -> None:
     """Print both tables and whether the goals are met."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks guard")
-    parser.add_argument("--runs", type=int, default=RUNS, help="rollouts of each scenario")
+    parser.add_argument("--runs", type=int, default=RUNS, help="rollouts of each harm; half as many without")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     options = parser.parse_args(arguments)
     started = time.perf_counter()
     with ProcessPoolExecutor(options.jobs) as pool:
-        harmless = dict(zip(HARMLESS, pool.map(partial(harmless_runs, runs=options.runs), HARMLESS), strict=True))
+        without = partial(harmless_runs, runs=math.ceil(options.runs / 2))
+        harmless = dict(zip(HARMLESS, pool.map(without, HARMLESS), strict=True))
         pairs = list(product(HARMFUL, HARMS))
         found = dict(
             zip(pairs, pool.map(partial(harmful_runs, runs=options.runs), *zip(*pairs, strict=True)), strict=True)
@@ -134,14 +140,13 @@ def main(arguments: Sequence[str] = ()) -> None:
         missed += [name] if failed > MAX_FALSE * total else []
     result = f"missed in {', '.join(missed)}" if missed else "met"
     print(f"\nGoal of at most {MAX_FALSE:.0%} rolled back in each row: {result}")
-    print("\nHarmful canaries found within 15 minutes (in brackets: no verdict, because of too few prompts):\n")
+    print(f"\nHarmful canaries found within {FOUND_BY} minutes, and the median minute:\n")
     print(f"| canary | {' | '.join(harm.name for harm in HARMS)} |\n| --- | {' | '.join('---' for _ in HARMS)} |")
     for scenario in HARMFUL:
         print(f"| {scenario} | {' | '.join(str(found[scenario, harm]) for harm in HARMS)} |")
-    reached = [
-        str(pair[0]) + ": " + pair[1].name for pair, each in found.items() if each.failed >= MIN_FOUND * len(each)
-    ]
-    print(f"\n{MIN_FOUND:.0%} reached in {len(reached)} of {len(found)}")
+    possible = [runs for runs in found.values() if runs.oracle >= MIN_FOUND]
+    reached = sum(runs.failed >= MIN_FOUND * len(runs) for runs in possible)
+    print(f"\n{MIN_FOUND:.0%} reached in {reached} of {len(possible)} where an oracle reaches it, {len(found)} in all")
     print(f"{time.perf_counter() - started:.0f} s")
 
 
@@ -151,17 +156,23 @@ class Runs(NamedTuple):
     count: int
     failed: int  # rolled back; of a harm: because of its figure
     unjudged: int  # without a verdict by hit rate, or by the harm's figure, when they ended
+    oracle: float = 0.0  # share that an oracle finds
+    minute: float = 0.0  # of the stage in which half of those that failed had
 
     def __len__(self) -> int:
         return self.count
 
     def __str__(self) -> str:
-        return f"{self.failed / self.count:.0%}" + (f" ({self.unjudged / self.count:.0%})" if self.unjudged else "")
+        text = f"{self.failed / self.count:.0%}" + (f", {self.minute:.0f} min" if self.failed else "")
+        if self.failed >= MIN_FOUND * self.count:
+            return text
+        without = f"no verdict {self.unjudged / self.count:.0%}, " if self.unjudged else ""
+        return f"{text} ({without}oracle {self.oracle:.0%})"
 
 
 def harmless_runs(scenario: Scenario, *, runs: int, first_seed: int = FIRST_SEED) -> Runs:
     """Rollouts of canaries without an effect."""
-    ends = [run(scenario, NONE, seed)[-1] for seed in range(first_seed, first_seed + runs)]
+    ends = [run(scenario, NONE, seed).analyses[-1] for seed in range(first_seed, first_seed + runs)]
     return Runs(
         runs, sum(end[""] == Verdict.FAILED for end in ends), sum(end["hit_rate"] == NO_VERDICT for end in ends)
     )
@@ -169,12 +180,24 @@ def harmless_runs(scenario: Scenario, *, runs: int, first_seed: int = FIRST_SEED
 
 def harmful_runs(scenario: Scenario, harm: Harm, *, runs: int, first_seed: int = FIRST_SEED) -> Runs:
     """Rollouts of canaries with an effect."""
-    ends = [run(scenario, harm, seed, FOUND_BY)[-1][harm.figure] for seed in range(first_seed, first_seed + runs)]
-    return Runs(runs, ends.count(Verdict.FAILED), ends.count(NO_VERDICT))
+    played = [run(scenario, harm, seed, FOUND_BY) for seed in range(first_seed, first_seed + runs)]
+    ends = [each.analyses[-1][harm.figure] for each in played]
+    found = [
+        WARM_UP + MINUTES[len(each.analyses) - 1] for each, end in zip(played, ends, strict=True) if end == "failed"
+    ]
+    oracle = statistics.fmean(each.oracle for each in played)
+    return Runs(runs, len(found), ends.count(NO_VERDICT), oracle, statistics.median(found) if found else 0.0)
 
 
-def run(scenario: Scenario, harm: Harm, seed: int, minutes: int = HOUR) -> list[dict[str, str]]:
-    """One rollout: the verdict of each figure at each analysis until the canary is rolled back."""
+class Rollout(NamedTuple):
+    """What became of one rollout."""
+
+    analyses: list[dict[str, str]]  # the verdict of each figure at each analysis until the canary is rolled back
+    oracle: float  # probability that an oracle finds the harm
+
+
+def run(scenario: Scenario, harm: Harm, seed: int, minutes: int = HOUR) -> Rollout:
+    """One rollout."""
     rng = np.random.default_rng(seed)
     prompts = _prompts(scenario, rng)
     is_canary = rng.random(len(prompts.weight)) < scenario.share if scenario.split == "share" else prompts.group == 0
@@ -191,7 +214,26 @@ def run(scenario: Scenario, harm: Harm, seed: int, minutes: int = HOUR) -> list[
         analyses.append({figure["name"]: figure["verdict"] for figure in figures} | {"": verdict})
         if verdict is Verdict.FAILED:
             break
-    return analyses
+    return Rollout(analyses, _oracle(harm, prompts, now[0].prompts))
+
+
+def _oracle(harm: Harm, prompts: Prompts, of_requests: NDArray[np.int64]) -> float:
+    """Probability with which an oracle finds the harm in requests of these prompts."""
+    count, normal = len(of_requests), statistics.NormalDist()
+    if not count or not harm.figure:
+        return 0.0
+    if harm.errors:
+        usual = float(prompts.error_ratio[of_requests].sum())
+        least = next(events for events in range(count + 1) if _poisson_from(events, usual) <= MAX_FALSE)
+        return _poisson_from(least, usual + harm.errors * count)
+    chance = prompts.hit_rate[of_requests].clip(0.01, 0.99)
+    error = math.sqrt(float((chance * (1 - chance)).sum())) if harm.hit_rate else REQUEST_SD * math.sqrt(count)
+    return normal.cdf(count * abs(harm.hit_rate or math.log(harm.ttft)) / error - normal.inv_cdf(1 - MAX_FALSE))
+
+
+def _poisson_from(least: int, mean: float) -> float:
+    """Probability of at least so many events."""
+    return 1 - math.fsum(math.exp(events * math.log(mean) - mean - math.lgamma(events + 1)) for events in range(least))
 
 
 def _prompts(scenario: Scenario, rng: np.random.Generator) -> Prompts:
@@ -236,7 +278,7 @@ def _hour(
     tokens = np.rint(rng.lognormal(7.0, 0.8, count))
     slowness = prompts.slowness[prompt] + similar(0.3) + rng.normal(0, 0.1, length)[minute]
     slowness += rng.normal(0, 0.1, REPLICAS)[replica] + rng.normal(0, 0.15) - 0.5 * hit
-    ttft = 0.4 * np.exp(slowness + rng.normal(0, 0.5, count)) * harm.ttft**effect
+    ttft = 0.4 * np.exp(slowness + rng.normal(0, REQUEST_SD, count)) * harm.ttft**effect
     errors = prompts.error_ratio[prompt] + harm.errors * effect
     if size > 1:
         errors = errors + 0.3 * (rng.random(sessions) < 0.01)[session]

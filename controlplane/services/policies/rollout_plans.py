@@ -75,7 +75,7 @@ class GuardLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             10_000_000,
             "Requests that canary and active revision each need for a result; until then the rollout is on hold.",
         ),
-    ] = 200
+    ] = 100
     warm_up_s: Annotated[
         int, _range("seconds", 0, 86_400, "Time after each step that is not analyzed, while caches fill.")
     ] = 120

@@ -95,7 +95,7 @@ def test_too_few_prompts_have_no_verdict_by_hit_rate_and_ttft(canary: int, most_
     """However bad it looks. Errors are no property of prompts, so they still fail."""
     measured = two_sides(9, 20, canary={**CALM, "prompts": canary, "hit_rate": 0.1, "ttft_s": 3.0}, past=True)
     if most_of_one:
-        measured.canary.now.prompts[::2] = PROMPTS
+        measured.canary.now.prompts[np.arange(len(measured.canary.now)) % 3 > 0] = PROMPTS
     verdict, figures = verdicts(measured)
     assert [figures[name]["verdict"] for name in ("hit_rate", "ttft_p95_s")] == [NO_VERDICT] * 2
     assert figures["hit_rate"]["detail"] == (
@@ -106,6 +106,16 @@ def test_too_few_prompts_have_no_verdict_by_hit_rate_and_ttft(canary: int, most_
 
     failing = two_sides(9, 20, canary={**CALM, "prompts": canary, "error_ratio": 0.2}, past=True)
     assert verdicts(failing)[1]["error_ratio"]["verdict"] == Verdict.FAILED
+
+
+def test_a_prompt_that_changed_by_itself_does_not_roll_back() -> None:
+    """It has an eighth of the canary's work, and never hits again."""
+    measured = two_sides(4, 15, canary={**CALM, "prompts": 8}, baseline=CALM, past=True)
+    canary = measured.canary.now
+    canary.cached_tokens[canary.prompts == PROMPTS] = 0.0
+    figures = verdicts(measured)[1]
+    assert figures["hit_rate"]["canary"] < figures["hit_rate"]["limit"]
+    assert figures["hit_rate"]["verdict"] == Verdict.INCONCLUSIVE
 
 
 def test_few_prompts_that_both_routers_have_are_compared() -> None:
@@ -179,7 +189,7 @@ def test_too_little_traffic_is_inconclusive(canary: int, baseline: int) -> None:
     verdict, figures = verdicts(measured)
     assert verdict is Verdict.INCONCLUSIVE
     assert {figure["verdict"] for figure in figures.values()} == {"inconclusive"}
-    assert "of at least 200 requests" in figures["hit_rate"]["detail"]
+    assert "of at least 100 requests" in figures["hit_rate"]["detail"]
 
 
 def test_two_bins_are_inconclusive() -> None:
