@@ -12,6 +12,7 @@ from tests.benchmarks.guard import (
     MAX_FALSE,
     MIN_FOUND,
     Harm,
+    Runs,
     Scenario,
     harmful_runs,
     harmless_runs,
@@ -20,19 +21,16 @@ from tests.benchmarks.guard import (
 TEST_SEED = 3001
 
 
-@pytest.mark.parametrize(
-    "scenario",
-    [
+def test_harmless_canaries_are_rarely_rolled_back_within_an_hour() -> None:
+    scenarios = (
         Scenario(share=0.05, prompts=2000, groups=4, session=5),
         Scenario(share=0.25, prompts=200, groups=1),
         Scenario(share=0.5, prompts=200, groups=4, session=20, drift=0.05),
         Scenario("group", prompts=200, groups=4, session=20),
         Scenario("router", prompts=30, groups=4, session=5),
-    ],
-    ids=str,
-)
-def test_a_harmless_canary_is_not_rolled_back_within_an_hour(scenario: Scenario) -> None:
-    assert harmless_runs(scenario, runs=12, first_seed=TEST_SEED).failed <= 12 * MAX_FALSE
+    )
+    played = [harmless_runs(scenario, runs=12, first_seed=TEST_SEED) for scenario in scenarios]
+    assert sum(runs.failed for runs in played) <= MAX_FALSE * sum(map(len, played))
 
 
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.name)
@@ -56,7 +54,7 @@ def test_the_oracle_shows_what_the_requests_cannot_tell() -> None:
         most, few = (harmful_runs(each, harm, runs=4, first_seed=TEST_SEED) for each in (large, small))
         assert most.oracle > 0.99
         assert few.failed / len(few) <= few.oracle <= most.oracle
-    assert "oracle" in str(few._replace(failed=0))
+    assert str(Runs(4, 0, 1, 0.5)) == "0% (no verdict 25%, oracle 50%)"
 
 
 def test_with_few_prompts_there_is_no_verdict_by_hit_rate_and_ttft() -> None:

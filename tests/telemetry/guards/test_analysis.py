@@ -183,7 +183,7 @@ def test_a_better_canary_passes_sooner() -> None:
     assert verdicts(two_sides(3, 8, canary=better, baseline={"requests": 150}))[0] is Verdict.PASSED
 
 
-@pytest.mark.parametrize(("canary", "baseline"), [(1, 40), (40, 1), (0, 40), (40, 0), (2, 2)])
+@pytest.mark.parametrize(("canary", "baseline"), [(1, 40), (40, 1), (0, 40), (40, 0), (1, 1)])
 def test_too_little_traffic_is_inconclusive(canary: int, baseline: int) -> None:
     measured = Measured(Side(minutes(1, canary, **OWN, hit_rate=0.1), nothing()), Side(minutes(2, baseline), nothing()))
     verdict, figures = verdicts(measured)
