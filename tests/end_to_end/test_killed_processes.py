@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.end_to_end.live_stack import FIRST_START_S, ROOT, LiveStack, slowdown
+from tests.end_to_end.live_stack import FIRST_START_S, ROOT, LiveStack, signed_in, slowdown
 from tests.fakes.fake_webhook_receiver import receiving
 from tests.pace import is_within
 
@@ -78,6 +78,11 @@ class Stand:
         alerts = self.rest.get("alerts", params={"state": "firing"}).json()["results"]
         return any(alert["kind"] == "evaluator_lag" for alert in alerts)
 
+    def lost_routers(self) -> set[str]:
+        """Severities of the alerts of lost routers that fire."""
+        alerts = self.rest.get("alerts", params={"state": "firing"}).json()["results"]
+        return {alert["severity"] for alert in alerts if alert["kind"] == "router_lost"}
+
     def in_sync(self) -> bool:
         answer = self.rest.get("routers")
         routers = answer.json()["results"] if answer.is_success else []
@@ -133,6 +138,26 @@ def test_a_worker_that_hangs_is_reported_by_the_web_process(stand):
             os.kill(worker, signal.SIGCONT)
         back = time.monotonic()
         stand.stack.until(lambda: stand.works(back), 30 * slowdown(), "the worker to go on")
+
+
+def test_the_only_router_that_hangs_is_shown_in_red_within_15_s_and_is_a_critical_alert(stand):
+    until = stand.stack.until
+    (router,) = stand.pids("router")
+    with signed_in(stand.stack.web) as browser:
+
+        def is_shown() -> bool:
+            return 'id="router-outage"' in browser.get("/live/").text
+
+        until(lambda: not is_shown(), 60 * slowdown(), "the router to be there")
+        os.kill(router, signal.SIGSTOP)
+        try:
+            stopped = time.monotonic()
+            until(is_shown, 60 * slowdown(), "the overview to show it")
+            assert is_within(time.monotonic() - stopped, 15.0)
+            until(lambda: "critical" in stand.lost_routers(), 90 * slowdown(), "an alert")
+        finally:
+            os.kill(router, signal.SIGCONT)
+        until(lambda: not is_shown() and not stand.lost_routers(), 60 * slowdown(), "its end")
 
 
 def heard(receiver) -> bool:
