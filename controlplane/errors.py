@@ -49,6 +49,16 @@ class GoneError(ConflictError):
         super().__init__(f"This {kind} was removed meanwhile.")
 
 
+class ChangedError(ConflictError):
+    """The object was changed since the user opened the form."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(
+            f"This {kind} was changed since you opened this form. Look at its present values on another page, then "
+            "save again to replace them, or reload."
+        )
+
+
 class NameTakenError(ConflictError):
     """Another object has this name, or this URL."""
 

@@ -6,7 +6,8 @@ and each action needs the role that its own URL needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -15,7 +16,6 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import Model, Prefetch
 from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework import status
 from rest_framework.exceptions import PermissionDenied, ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -94,8 +94,8 @@ MEMBERS: dict[str, tuple[Kind, Callable[[Pool], Mapping[str, Replica | TaskGroup
 # --- export -----------------------------------------------------------------------------------------------
 
 
-def export_bundle(actor: Actor) -> dict[str, Any]:
-    """The pools that the actor may see and all their members, in one snapshot. A fixed number of queries."""
+def read_pools(actor: Actor) -> list[Pool]:
+    """The pools that the actor may see with all their members, in one snapshot. A fixed number of queries."""
     live = PolicyRevision.objects.filter(state=RevisionState.LIVE)
     policies = RoutingPolicy.objects.prefetch_related(Prefetch("revisions", live, to_attr="active"))
     groups = TaskGroup.objects.order_by("name").select_related("pool")
@@ -107,8 +107,24 @@ def export_bundle(actor: Actor) -> dict[str, Any]:
         Prefetch("policies", policies.filter(group=None), to_attr="pool_policy"),
     )
     with repeatable_read():
-        pools = list(rows)
+        return list(rows)
+
+
+def export_bundle(pools: Iterable[Pool]) -> dict[str, Any]:
+    """The document of pools that ``read_pools`` returned."""
     return {"format": FORMAT, "pools": [_export_pool(pool) for pool in pools]}
+
+
+def tag_of(pools: Iterable[Pool]) -> str:
+    """The entity tag of a bundle: a digest of the versions of its rows, which secrets belong to."""
+    versions: list[tuple[int, ...]] = []
+    for pool in pools:
+        groups = pool.groups.all()
+        policies = [*pool.pool_policy, *(group.policy for group in groups if hasattr(group, "policy"))]  # type: ignore[attr-defined]  # prefetched above
+        active = [revision for policy in policies for revision in policy.active]
+        rows = (pool, *pool.replicas.all(), *pool.sources.all(), *groups, *active)
+        versions.append(tuple(row.version for row in rows))
+    return f'"{hashlib.sha256(repr(versions).encode()).hexdigest()[:24]}"'
 
 
 def _export_pool(pool: Pool) -> dict[str, Any]:
@@ -371,33 +387,29 @@ class ConfigView(TransactionalView):
 
     max_body_bytes = 16 * 1_048_576
     # Attributes of a viewset that the OpenAPI document reads: one object with a version.
-    detail, action, conditional_actions = True, "config", ()
+    detail, action, conditional_actions, has_versions = True, "config", (), True
 
     def perform(self, request: Request) -> Response:
         """Call the method, unless the fleet changed since the version in If-Match."""
         if request.method == "PUT":
             self._check_version(request)
             response = super().perform(request)
-            response["ETag"] = preconditions.tag_of(export_bundle(actor(request)))
+            response["ETag"] = tag_of(read_pools(actor(request)))
             return response
-        response = super().perform(request)
-        response["ETag"] = tag = preconditions.tag_of(response.data)
-        if preconditions.if_none_match_holds(request, tag):
-            return Response(status=status.HTTP_304_NOT_MODIFIED, headers={"ETag": tag})
-        return response
+        return super().perform(request)
 
     def _check_version(self, request: Request) -> None:
         if not preconditions.has_if_match(request):
             raise PreconditionRequiredError
-        current = export_bundle(actor(request))
-        tag = preconditions.tag_of(current)
-        if not preconditions.if_match_holds(request, tag):
-            raise VersionChangedError(etag=tag, current=current)
+        pools = read_pools(actor(request))
+        if not preconditions.if_match_holds(request, tag := tag_of(pools)):
+            raise VersionChangedError(etag=tag, current=export_bundle(pools))
 
     @extend_schema(responses=BundleSerializer)
     def get(self, request: Request) -> Response:
         """The pools that you may see, in a stable order, without secrets."""
-        return Response(export_bundle(actor(request)))
+        pools = read_pools(actor(request))
+        return Response(export_bundle(pools), headers={"ETag": tag_of(pools)})
 
     @extend_schema(
         request=BundleSerializer,

@@ -1,10 +1,9 @@
-"""Serializer fields: other objects named in a body, parts of the routers' schema, and usernames."""
+"""Serializer fields: other objects named in a body, parts of the routers' schema, usernames and entity tags."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from django.db.models import Manager, Model, QuerySet
 from drf_spectacular.extensions import OpenApiSerializerFieldExtension
@@ -17,19 +16,17 @@ from controlplane.access.actor import project_id_of, visible
 from controlplane.api.auth import actor, denial_text, needed_role_of
 from controlplane.schema_fields import json_schemas
 
+Row = TypeVar("Row", bound=Model)
 
-class SecretVersion(serializers.CharField):
-    """Changes with each new value of an encrypted column, so that the entity tag does too; null without a value.
 
-    It is a digest of the encrypted value, which has a random part, so equal secrets cannot be recognized by it.
-    """
+class VersionedSerializer(serializers.ModelSerializer[Row]):
+    """Shows a row that users edit, with its entity tag."""
 
-    def __init__(self, source: str = "encrypted") -> None:
-        super().__init__(source=source, read_only=True, allow_null=True, help_text="Changes with each new secret.")
+    etag = serializers.CharField(read_only=True, help_text="For If-Match.")
 
-    def to_representation(self, value: Any) -> str:
-        """64 bits of SHA-256, in hex."""
-        return hashlib.sha256(bytes(value)).hexdigest()[:16]
+    def get_field_names(self, declared_fields: Any, info: Any) -> Any:
+        """Those of ``Meta``, and ``etag``."""
+        return [*super().get_field_names(declared_fields, info), "etag"]
 
 
 class _VisibleRowsMixin:
@@ -100,7 +97,7 @@ class SchemaFieldScheme(OpenApiSerializerFieldExtension):  # type: ignore[no-unt
         return schema
 
 
-class SettingsModelSerializer(serializers.ModelSerializer[Any]):
+class SettingsModelSerializer(VersionedSerializer[Any]):
     """Shows the columns in ``settings`` as parts of the routers' schema: the types by column."""
 
     settings: ClassVar[Mapping[str, Any]] = {}

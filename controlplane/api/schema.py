@@ -134,12 +134,6 @@ _IF_MATCH = {
     "description": "The `etag` of the object as you read it, or `*`.",
     "schema": _TEXT,
 }
-_IF_NONE_MATCH = {
-    "in": "header",
-    "name": "If-None-Match",
-    "description": "An `etag`: the response is 304 if it is still the present one.",
-    "schema": _TEXT,
-}
 _IDEMPOTENCY_KEY = {
     "in": "header",
     "name": "Idempotency-Key",
@@ -180,12 +174,11 @@ class OperationSchema(AutoSchema):
         if parameters := [*operation.get("parameters", []), *self._own_parameters(method)]:
             operation["parameters"] = sorted(parameters, key=lambda item: (item["in"] != "path", item["name"]))
         responses = operation["responses"]
-        if self._has_etag():
-            for status, response in responses.items():
-                if status.startswith("2") and "text/event-stream" not in response.get("content", {}):
-                    response["headers"] = {"ETag": _ETAG, **({"Location": _LOCATION} if status == "201" else {})}
-            if method == "GET":
-                responses["304"] = {"description": "The version in If-None-Match.", "headers": {"ETag": _ETAG}}
+        for status, response in responses.items():
+            if status == "201":
+                response["headers"] = {"Location": _LOCATION}
+            if status.startswith("2") and self._has_etag(method):
+                response.setdefault("headers", {})["ETag"] = _ETAG
         if method != "GET":
             _add_dry_run(responses)
         for status in self._error_statuses(operation, path, method):
@@ -193,12 +186,14 @@ class OperationSchema(AutoSchema):
         operation["responses"] = dict(sorted(responses.items()))
         return operation
 
-    def _has_etag(self) -> bool:
-        """Whether responses of the view have entity tags: a BaseViewSet, or ConfigView."""
-        return hasattr(self.view, "conditional_actions")
+    def _has_etag(self, method: str) -> bool:
+        """Whether successful responses have an entity tag."""
+        return getattr(self.view, "has_versions", False) and (
+            method != "GET" or self.view.action in {"retrieve", "config"}
+        )
 
     def _takes_if_match(self, method: str) -> bool:
-        return self._has_etag() and self.view.detail and method != "GET"
+        return self._has_etag(method) and self.view.detail and method != "GET"
 
     def _needs_if_match(self, method: str) -> bool:
         if not self._takes_if_match(method):
@@ -208,8 +203,6 @@ class OperationSchema(AutoSchema):
     def _own_parameters(self, method: str) -> Iterator[dict[str, Any]]:
         if method != "GET":
             yield _DRY_RUN
-        elif self._has_etag():
-            yield _IF_NONE_MATCH
         if method == "POST" and not any("router" in scheme for scheme in self.get_auth()):
             yield _IDEMPOTENCY_KEY
         if self._takes_if_match(method):
@@ -275,11 +268,6 @@ _SCHEMAS: Mapping[str, Any] = {
         request_id={"type": ["string", "null"]},
         etag={**_TEXT, "description": "Of 412: the present version."},
         current={"description": "Of 412: the object as it is now."},
-        meanwhile={
-            **_DIFFERENCES,
-            "type": ["array", "null"],
-            "description": "Of 412: what others changed since the version in If-Match; null where that is unknown.",
-        },
         changes={**_DIFFERENCES, "description": "Of 412: what your request would change."},
         errors={"type": "array", "items": _object("pointer detail", pointer=_TEXT, detail=_TEXT)},
     ),
@@ -310,18 +298,15 @@ _OPEN_BODIES = frozenset({"AnnounceInputRequest", "SignatureRequest"})
 
 
 def complete(result: dict[str, Any], **_: Any) -> dict[str, Any]:
-    """drf-spectacular's post-processing hook: adds error responses, dry runs and the ``etag`` of every object."""
+    """drf-spectacular's post-processing hook: adds error responses and dry runs."""
     components = result.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     schemas.update(_SCHEMAS)
     components["responses"] = {_component(status): _error_response(status) for status in _MEANINGS}
     default = {"description": "Rejected or failed: see its status.", "content": {CONTENT_TYPE: {"schema": _PROBLEM}}}
-    for path, operations in result["paths"].items():
-        for method, operation in operations.items():
+    for operations in result["paths"].values():
+        for operation in operations.values():
             operation["responses"].setdefault("default", default)
-            status = "201" if method == "post" else "200" if method == "get" and path.endswith("}") else ""
-            for name in _tagged_components(operation["responses"].get(status, {})):
-                schemas[name]["properties"]["etag"] = {**_TEXT, "readOnly": True, "description": "For If-Match."}
     for name, schema in schemas.items():
         for field, value in schema.get("properties", {}).items():
             if {} in value.get("oneOf", ()):  # any value, null too, which oneOf would forbid
@@ -330,11 +315,3 @@ def complete(result: dict[str, Any], **_: Any) -> dict[str, Any]:
             schema["additionalProperties"] = False
     _mark_deprecations(result)
     return result
-
-
-def _tagged_components(response: dict[str, Any]) -> Iterator[str]:
-    """The components that a response with an entity tag shows."""
-    schema = response.get("content", {}).get("application/json", {}).get("schema", {})
-    for branch in (schema, *schema.get("anyOf", ())) if "ETag" in response.get("headers", {}) else ():
-        if "$ref" in branch:
-            yield branch["$ref"].rpartition("/")[2]

@@ -26,6 +26,8 @@ from controlplane.models.fleet import Replica as Replica
 from controlplane.models.fleet import ReplicaRole as ReplicaRole
 from controlplane.models.fleet import ReplicaState as ReplicaState
 from controlplane.models.fleet import TaskGroup as TaskGroup
+from controlplane.models.fleet import VersionedModel as VersionedModel
+from controlplane.models.policy import CURRENT_REVISIONS as CURRENT_REVISIONS
 from controlplane.models.policy import OPEN_ROLLOUTS as OPEN_ROLLOUTS
 from controlplane.models.policy import ConfigSnapshot as ConfigSnapshot
 from controlplane.models.policy import HoldReason as HoldReason

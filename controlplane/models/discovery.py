@@ -8,7 +8,7 @@ from django.db import models
 from django.db.models import CheckConstraint, Q, UniqueConstraint
 from django.utils import timezone
 
-from controlplane.models.fleet import SHORT_NAME, Pool, Replica, long_name, short_name, well_formed
+from controlplane.models.fleet import SHORT_NAME, Pool, Replica, VersionedModel, long_name, short_name, well_formed
 
 
 class Adoption(models.TextChoices):
@@ -29,7 +29,7 @@ class SourceStatus(models.TextChoices):
     PAUSED = "paused", "Paused"
 
 
-class ReplicaSource(models.Model):
+class ReplicaSource(VersionedModel):
     """A source that is polled for a pool's replicas; the engines found are ``DiscoveredReplica`` rows.
 
     ``next_poll_at`` and ``poll_number`` are the claim of a poll: claiming changes both. A result is accepted only if

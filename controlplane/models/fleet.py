@@ -5,12 +5,15 @@ Names become metric labels, header values and ring identities, so they never cha
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import (
     CASCADE,
     PROTECT,
+    BigIntegerField,
     BooleanField,
     CharField,
     CheckConstraint,
@@ -18,6 +21,7 @@ from django.db.models import (
     Deferrable,
     FloatField,
     ForeignKey,
+    Func,
     JSONField,
     Model,
     PositiveBigIntegerField,
@@ -56,7 +60,37 @@ def well_formed(name: str, pattern: str) -> CheckConstraint:
     )
 
 
-class Project(Model):
+class NextVersion(Func):
+    """The next version of any row: a row that is removed and created again never has an earlier version."""
+
+    template = "nextval('controlplane_version')"
+    output_field = BigIntegerField()
+
+
+class VersionedModel(Model):
+    """A row that users edit.
+
+    A trigger (migration 0012) gives it a new version with each change of a column, except of the columns that workers
+    write, which are the trigger's arguments. So an edit of a version that somebody else replaced can be rejected.
+    """
+
+    version = BigIntegerField(db_default=NextVersion(), editable=False)
+
+    class Meta:
+        abstract = True
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Save the row; its new version is read when it is needed."""
+        super().save(*args, **kwargs)
+        self.__dict__.pop("version", None)
+
+    @property
+    def etag(self) -> str:
+        """The entity tag of this version."""
+        return f'"{self.version}"'
+
+
+class Project(VersionedModel):
     """Pools with the same owners. Users without a role in it cannot tell that it exists."""
 
     name = short_name(unique=True)
@@ -72,7 +106,7 @@ class Project(Model):
         return self.name
 
 
-class Pool(Model):
+class Pool(VersionedModel):
     """Replicas that serve the same models. A pool always has an active policy.
 
     JSON fields contain parts of the routers' schema (``schema_fields``); None: the routers' default.
@@ -150,7 +184,7 @@ class ReplicaRole(models.TextChoices):
     DECODE = WireRole.DECODE, "Decode"
 
 
-class Replica(models.Model):
+class Replica(VersionedModel):
     """One vLLM engine behind a base URL. Its name is its identity on every hash ring; the URL may change."""
 
     pool = models.ForeignKey(Pool, models.PROTECT, related_name="replicas")
@@ -211,7 +245,7 @@ class Replica(models.Model):
         return tokens * size if tokens and size else None
 
 
-class TaskGroup(models.Model):
+class TaskGroup(VersionedModel):
     """Requests with one purpose that share a tier-1 prefix, selected by the ``X-Task-Group`` header or by ``match``.
 
     JSON fields contain parts of the routers' schema (``schema_fields``).
@@ -251,7 +285,7 @@ class TaskGroup(models.Model):
         return f"{self.pool.name}.{self.name}"
 
 
-class ClientKey(Model):
+class ClientKey(VersionedModel):
     """A client's key for the models and task groups of one project. Only the digest that routers compare is stored.
 
     Unset limits are unlimited. Routers use its full name, so that names are unique within a project only.
@@ -295,7 +329,7 @@ class ClientKey(Model):
         return f"{self.project.name}.{self.name}"
 
 
-class FleetSettings(Model):
+class FleetSettings(VersionedModel):
     """One row, or none: then routers accept requests without a key, within their default limits."""
 
     id = PositiveSmallIntegerField(primary_key=True, default=1)

@@ -12,7 +12,7 @@ from django.db.models import CheckConstraint, F, Q, UniqueConstraint, Value
 from django.utils import timezone
 
 from controlplane.errors import ImmutableError
-from controlplane.models.fleet import LONG_NAME, Pool, TaskGroup, long_name, well_formed
+from controlplane.models.fleet import LONG_NAME, Pool, TaskGroup, VersionedModel, long_name, well_formed
 
 
 class RoutingPolicy(models.Model):
@@ -38,6 +38,12 @@ class RoutingPolicy(models.Model):
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def etag(self) -> str:
+        """The entity tag of the present revisions: a policy itself has nothing to edit."""
+        versions = sorted(row.version for row in self.revisions.all() if row.state in CURRENT_REVISIONS)
+        return f'"{"-".join(map(str, (self.pk, *versions)))}"'
+
     def live(self) -> PolicyRevision | None:
         """The active revision; a query. None for a group's policy that was never published."""
         return self.revisions.filter(state=RevisionState.LIVE).first()
@@ -61,6 +67,9 @@ class RevisionState(models.TextChoices):
     ROLLED_BACK = "rolled_back", "Rolled back"  # never became active
 
 
+CURRENT_REVISIONS = (RevisionState.DRAFT, RevisionState.CANARY, RevisionState.LIVE)
+
+
 class RevisionFault(models.TextChoices):
     """What named a revision as faulty."""
 
@@ -68,7 +77,7 @@ class RevisionFault(models.TextChoices):
     ANALYSIS = "analysis", "failed analysis"
 
 
-class PolicyRevision(models.Model):
+class PolicyRevision(VersionedModel):
     """One version of a routing policy. After publication only its state changes: an edit creates a new revision.
 
     A trigger enforces this (migration 0002).
@@ -180,7 +189,7 @@ class HoldReason(models.TextChoices):
     ANALYSIS = "analysis", "Analysis inconclusive"
 
 
-class Rollout(models.Model):
+class Rollout(VersionedModel):
     """The rollout of one revision to all requests of all routers, stage by stage.
 
     Without stages the revision is active at once, and the rollout only waits for acknowledgements. With stages its

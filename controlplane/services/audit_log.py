@@ -22,13 +22,10 @@ from controlplane.models import AuditCheck, AuditEntry, Event, EventKind
 from controlplane.models.audit import AUDIT_FIELDS
 from controlplane.request_origin import current_origin
 
-MAX_RECENT = 200
 CHECK_INTERVAL = timedelta(hours=23, minutes=30)  # the task runs hourly, so a day without a worker is made up for
 CHECK_RETENTION = timedelta(days=400)
 ZERO_DIGEST = "0" * 64  # previous digest of the first entry
 _LOCK = 0x41554449  # "AUDI"
-
-Change = tuple[Any, Any]  # an object before and after a change; None where it did not exist or is unknown
 
 
 class BrokenChainError(Exception):
@@ -94,11 +91,6 @@ def verify_chain() -> tuple[int, str]:
             raise BrokenChainError(f"Entry {number} was changed: {entry.summary}")
         previous = entry.digest
     return number, previous
-
-
-def recent_changes() -> list[Change]:
-    """The newest changes, newest first: at most 200, in one query."""
-    return list(AuditEntry.objects.order_by("-number").values_list("before", "after")[:MAX_RECENT])
 
 
 def check_audit_daily(now: datetime) -> AuditCheck | None:

@@ -8,7 +8,7 @@ from drf_spectacular.extensions import OpenApiSerializerFieldExtension
 from drf_spectacular.plumbing import ResolvedComponent
 from rest_framework import serializers
 
-from controlplane.api.fields import ByName
+from controlplane.api.fields import ByName, VersionedSerializer
 from controlplane.models import Pool, Project
 from controlplane.schema_fields import json_schemas
 from telemetry.alerts.kinds import KINDS
@@ -41,7 +41,7 @@ VERDICT = "Result and reason of the last evaluation; figures may be a minute old
 REPEATED = "Interval in seconds of repeated notifications of an unacknowledged alert; 0: never."
 
 
-class AlertRuleSerializer(serializers.ModelSerializer[AlertRule]):
+class AlertRuleSerializer(VersionedSerializer[AlertRule]):
     """A rule; ``settings`` are set explicitly, ``effective_settings`` include defaults."""
 
     pool = ByName(read_only=True)
@@ -228,7 +228,7 @@ class Acknowledgement(serializers.Serializer[Any]):
     note = serializers.CharField(max_length=500, required=False, allow_blank=True, default="")
 
 
-class SilenceSerializer(serializers.ModelSerializer[Silence]):
+class SilenceSerializer(VersionedSerializer[Silence]):
     """A silence; ``project`` null: all projects."""
 
     project = ByName(read_only=True, allow_null=True)

@@ -21,28 +21,6 @@ from telemetry.models import Alert, AlertRule, Silence
 from telemetry.services.alerts import alerts, previews, rules, silences
 from telemetry.services.alerts.alerts import AlertFilter
 
-# Fields that the evaluator updates. Entity tags leave them out, so that an evaluation does not make an If-Match fail.
-OBSERVED = (
-    "state",
-    "resolved_at",
-    "fired_at",
-    "last_breach_at",
-    "value",
-    "limit",
-    "baseline",
-    "unit",
-    "value_ratio",
-    "baseline_ratio",
-    "reachable_ratio",
-    "summary",
-    "detail",
-    "causes",
-    "suppression",
-    "notified_at",
-    "notification_count",
-    "history",
-)
-
 
 class AlertPages(NewestFirst):
     """Alerts, newest first."""
@@ -57,7 +35,6 @@ class AlertRuleViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseVie
     serializer_class = s.AlertRuleSerializer
     filterset_class = AlertRuleFilter
     lookup_value_regex = NUMBER
-    observed = ("evaluated_at", "verdict")
 
     @extend_schema(request=s.AlertRuleInput, responses={201: s.AlertRuleSerializer})
     def create(self, request: Request) -> Response:
@@ -95,8 +72,6 @@ class AlertViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet
     filterset_class = AlertFilter
     pagination_class = AlertPages
     lookup_value_regex = NUMBER
-    observed = OBSERVED
-    tagged_in_lists = False
 
     def get_serializer_class(self) -> type[s.AlertSerializer]:
         """Lists omit the timeline."""

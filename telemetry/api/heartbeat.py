@@ -10,23 +10,20 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.api.auth import signed_in_user
-from controlplane.api.fields import SecretVersion
+from controlplane.api.fields import VersionedSerializer
 from controlplane.api.viewsets.base import BaseViewSet, validated_body
 from telemetry.models import Heartbeat
 from telemetry.services.notifications import heartbeats
 
-OBSERVED = ("due_at", "sent_at", "failed_at", "error", "withheld")
 
-
-class HeartbeatSerializer(serializers.ModelSerializer[Heartbeat]):
+class HeartbeatSerializer(VersionedSerializer[Heartbeat]):
     """The heartbeat and the result of its last delivery."""
 
     target = serializers.SerializerMethodField(help_text="Host of the URL.")
-    secret_version = SecretVersion()
 
     class Meta:
         model = Heartbeat
-        fields = ("target", "secret_version", "every_s", *OBSERVED)
+        fields = ("target", "every_s", "due_at", "sent_at", "failed_at", "error", "withheld")
 
     def get_target(self, heartbeat: Heartbeat) -> str:
         return heartbeats.masked_url(heartbeat)
@@ -55,7 +52,6 @@ class HeartbeatViewSet(mixins.RetrieveModelMixin, BaseViewSet[Heartbeat]):
 
     queryset = Heartbeat.objects.all()
     serializer_class = HeartbeatSerializer
-    observed = OBSERVED
 
     @extend_schema(request=HeartbeatInput, responses={201: HeartbeatSerializer})
     def create(self, request: Request, pk: int) -> Response:  # noqa: ARG002 - there is one

@@ -11,21 +11,18 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.api.auth import signed_in_user
-from controlplane.api.fields import ByName, SecretVersion
+from controlplane.api.fields import ByName, VersionedSerializer
 from controlplane.api.viewsets.base import NUMBER, BaseViewSet, validated_body
 from controlplane.models import Pool
 from telemetry.models import MetricsServer
 from telemetry.services import metrics_servers
 
-OBSERVED = ("asked_at", "error", "found", "missing")
 
-
-class MetricsServerSerializer(serializers.ModelSerializer[MetricsServer]):
+class MetricsServerSerializer(VersionedSerializer[MetricsServer]):
     """A Prometheus server and the result of its last query."""
 
     pools = serializers.SerializerMethodField()
     has_credentials = serializers.SerializerMethodField()
-    secret_version = SecretVersion()
 
     class Meta:
         model = MetricsServer
@@ -34,7 +31,6 @@ class MetricsServerSerializer(serializers.ModelSerializer[MetricsServer]):
             "name",
             "url",
             "has_credentials",
-            "secret_version",
             "tenant",
             "series_label",
             "replica_label",
@@ -44,7 +40,10 @@ class MetricsServerSerializer(serializers.ModelSerializer[MetricsServer]):
             "enabled",
             "pools",
             "created_at",
-            *OBSERVED,
+            "asked_at",
+            "error",
+            "found",
+            "missing",
         )
 
     def get_pools(self, server: MetricsServer) -> list[str]:
@@ -109,7 +108,6 @@ class MetricsServerViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Bas
     queryset = MetricsServer.objects.prefetch_related("read_pools__pool")
     serializer_class = MetricsServerSerializer
     lookup_value_regex = NUMBER
-    observed = OBSERVED
 
     @extend_schema(request=MetricsServerInput, responses={201: MetricsServerSerializer})
     def create(self, request: Request) -> Response:

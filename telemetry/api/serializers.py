@@ -9,7 +9,7 @@ from django.utils import timezone
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from controlplane.api.fields import ByName, SecretVersion
+from controlplane.api.fields import ByName, VersionedSerializer
 from controlplane.errors import DecryptionError
 from controlplane.models import Pool
 from telemetry.channels import KINDS
@@ -76,11 +76,10 @@ class ChannelKindSerializer(serializers.Serializer[Any]):
     settings = FieldSerializer(source="fields", many=True)
 
 
-class ChannelSerializer(serializers.ModelSerializer[Channel]):
+class ChannelSerializer(VersionedSerializer[Channel]):
     """A channel, without secrets."""
 
     config = serializers.SerializerMethodField()
-    secret_version = SecretVersion()
     matchers = serializers.ListField(child=serializers.CharField(), read_only=True)
     owner = serializers.CharField(source="owner.username", read_only=True, allow_null=True, default=None)
 
@@ -91,7 +90,6 @@ class ChannelSerializer(serializers.ModelSerializer[Channel]):
             "name",
             "kind",
             "config",
-            "secret_version",
             "matchers",
             "owner",
             "enabled",

@@ -136,7 +136,6 @@ class ChannelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewS
     serializer_class = s.ChannelSerializer
     lookup_value_regex = NUMBER
     shown_once = ("secret",)
-    observed = ("delivered_at", "failed_at", "error")
 
     @extend_schema(request=s.ChannelInput, responses={201: s.CreatedChannelSerializer})
     def create(self, request: Request) -> Response:

@@ -118,7 +118,6 @@ class WhatIfViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSe
     filterset_class = WhatIfFilter
     pagination_class = WhatIfPages
     lookup_value_regex = NUMBER
-    tagged_in_lists = False
 
     def get_serializer_class(self) -> type[WhatIfSummary]:
         """Lists omit the results."""

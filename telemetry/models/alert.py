@@ -9,7 +9,7 @@ from django.db import models
 from django.db.models import CheckConstraint, F, Q, TextChoices, UniqueConstraint, Value
 from django.utils import timezone
 
-from controlplane.models import Pool, Project, TaskGroup
+from controlplane.models import Pool, Project, TaskGroup, VersionedModel
 
 
 class RuleKind(TextChoices):
@@ -46,7 +46,7 @@ class Severity(TextChoices):
 REPEAT_S = 14_400  # interval of repeated notifications until an alert is acknowledged
 
 
-class AlertRule(models.Model):
+class AlertRule(VersionedModel):
     """A rule of one pool or one of its task groups, with the stored verdict of an evaluation (``pipeline.py``)."""
 
     pool = models.ForeignKey(Pool, models.CASCADE, related_name="alert_rules")
@@ -197,7 +197,7 @@ class AlertHistoryEntry(models.Model):
         return f"{self.alert_id}: {self.transition}"
 
 
-class Silence(models.Model):
+class Silence(VersionedModel):
     """Suppresses notifications of matching alerts of its project, or of all projects, for a time.
 
     The alerts still fire and resolve.

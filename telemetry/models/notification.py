@@ -11,10 +11,11 @@ from django.db import models
 from django.db.models import CheckConstraint, Q, TextChoices, UniqueConstraint
 from django.db.models.functions import Now
 
+from controlplane.models import VersionedModel
 from telemetry.models.alert import Alert
 
 
-class Channel(models.Model):
+class Channel(VersionedModel):
     """A destination of alerts. Its config (URL, secrets) is encrypted at rest and never in a response.
 
     ``delivered_at``, ``failed_at`` and ``error`` are those of the last attempts.
@@ -148,7 +149,7 @@ class DeliveryAttempt(models.Model):
         return f"attempt {self.number} of {self.notification_id}"
 
 
-class Heartbeat(models.Model):
+class Heartbeat(VersionedModel):
     """An external monitor that gets regular requests and raises an alarm when they stop. One row at most."""
 
     encrypted = models.BinaryField(editable=False)  # the URL, which is a secret as a whole

@@ -7,7 +7,7 @@ from django.db import models
 from django.db.models import CheckConstraint, Q, TextChoices
 from django.db.models.functions import Now
 
-from controlplane.models import Pool, Replica, Router
+from controlplane.models import Pool, Replica, Router, VersionedModel
 
 
 class ScrapeShard(models.Model):
@@ -83,7 +83,7 @@ class ScrapeState(models.Model):
         return f"{self.health} at {self.at:%F %T}"
 
 
-class MetricsServer(models.Model):
+class MetricsServer(VersionedModel):
     """A server with Prometheus' query API. Its credentials are encrypted at rest and never returned by REST."""
 
     name = models.CharField(max_length=100, unique=True)

@@ -16,6 +16,7 @@ from django.db.models import QuerySet
 from controlplane.encryption import encrypt
 from controlplane.errors import InvalidError, NameTakenError
 from controlplane.models import EventKind, Pool
+from controlplane.models.fleet import NextVersion
 from controlplane.services.checks import address_of, check_destination, check_replica_url, lock_row
 from controlplane.services.events import record_event
 from telemetry.models import MetricsServer, ReadPool
@@ -114,6 +115,7 @@ def update_server(
     _apply_settings(server, settings, credentials)
     if server.encrypted is not None and credentials is None:
         check_destination("$.credentials", "token or password", before=address, after=address_of(server.url))
+    server.version = NextVersion()  # for a change of its pools, which are another table's rows
     _save(server)
     if pools is not None:
         _set_pools(server, pools)

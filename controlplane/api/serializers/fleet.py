@@ -10,9 +10,9 @@ from controlplane import schema_fields
 from controlplane.api.fields import (
     ByName,
     SchemaField,
-    SecretVersion,
     SettingsInput,
     SettingsModelSerializer,
+    VersionedSerializer,
     by_username,
     check_allowed,
 )
@@ -37,7 +37,7 @@ from controlplane.services.fleet.task_groups import CACHE_KEY_EXPECTED
 from routing.schema import CACHE_KEY_PATTERN
 
 
-class ProjectSerializer(serializers.ModelSerializer[Project]):
+class ProjectSerializer(VersionedSerializer[Project]):
     class Meta:
         model = Project
         fields = ("name", "description", "needs_approval", "created_at")
@@ -289,40 +289,24 @@ class FleetSettingsChange(SettingsInput):
 
 
 KIND_CHOICES = [(kind.name, kind.label) for kind in KINDS.values()]
-# What polling a source reports.
-SOURCE_OBSERVED = (
-    *("status", "last_poll_at", "succeeded_at", "failing_since", "next_poll_at", "error", "hold_reason", "rejected"),
-    *("found", "new", "vanished"),
-)
 
 
-class SourceSerializer(serializers.ModelSerializer[ReplicaSource]):
+class SourceSerializer(VersionedSerializer[ReplicaSource]):
     """A replica source and the outcome of its last poll. Its secret is never shown."""
 
     pool = ByName(read_only=True)
     status = serializers.ChoiceField(choices=SourceStatus.choices, read_only=True)
     has_secret = serializers.SerializerMethodField()
-    secret_version = SecretVersion()
     rejected = serializers.ListField(child=serializers.CharField(), read_only=True)
     settings = serializers.DictField(read_only=True)
 
     class Meta:
         model = ReplicaSource
         fields = (
-            *(
-                "name",
-                "pool",
-                "kind",
-                "settings",
-                "has_secret",
-                "secret_version",
-                "adoption",
-                "enabled",
-                "interval_s",
-                "deadline_s",
-            ),
+            *("name", "pool", "kind", "settings", "has_secret", "adoption", "enabled", "interval_s", "deadline_s"),
             *("drain_after_s", "remove_after_s", "max_vanished_ratio", "max_targets", "created_at"),
-            *SOURCE_OBSERVED,
+            *("status", "last_poll_at", "succeeded_at", "failing_since", "next_poll_at", "error", "hold_reason"),
+            *("rejected", "found", "new", "vanished"),
         )
 
     def get_has_secret(self, source: ReplicaSource) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from controlplane.api.fields import ById, ByName, SchemaField, by_username
+from controlplane.api.fields import ById, ByName, SchemaField, VersionedSerializer, by_username
 from controlplane.models import ConfigSnapshot, PolicyRevision, Rollout, RolloutHistoryEntry, RoutingPolicy, TaskGroup
 from controlplane.services.impact.effect import Impact
 from controlplane.services.policies.publish_checks import FindingCode
@@ -33,7 +33,7 @@ class RevisionSerializer(serializers.ModelSerializer[PolicyRevision]):
         )
 
 
-class PolicySerializer(serializers.ModelSerializer[RoutingPolicy]):
+class PolicySerializer(VersionedSerializer[RoutingPolicy]):
     """A policy with its active revision, its canary and its draft, each null where there is none."""
 
     pool = ByName(read_only=True)
@@ -217,7 +217,7 @@ class ReadingSerializer(serializers.Serializer[Any]):
     detail = serializers.CharField()
 
 
-class RolloutSerializer(serializers.ModelSerializer[Rollout]):
+class RolloutSerializer(VersionedSerializer[Rollout]):
     """A rollout of a revision. Without stages the revision is active already and being pushed to the routers."""
 
     policy = serializers.CharField(source="revision.policy.name", read_only=True)

@@ -11,13 +11,6 @@ from controlplane.models import ApiToken, AuditEntry, ConfigSnapshot, Event, Rou
 from controlplane.models.audit import AUDIT_FIELDS
 from controlplane.push.client import MAX_TIMESTAMP
 
-# What a router reports about itself.
-ROUTER_OBSERVED = (
-    *("admin_url", "data_url", "boot", "version", "last_seen_at", "lost_at", "running_number"),
-    *("running_sha256", "desired_number", "in_sync", "signature_state", "signature_key"),
-    *("signature_expires_at", "last_ack_at", "last_nack", "last_error"),
-)
-
 
 class RouterSerializer(serializers.ModelSerializer[Router]):
     """A router: the configuration that it runs and the one that it should run."""
@@ -27,7 +20,11 @@ class RouterSerializer(serializers.ModelSerializer[Router]):
 
     class Meta:
         model = Router
-        fields = ("name", "first_seen_at", *ROUTER_OBSERVED, "warming")
+        fields = (
+            *("name", "first_seen_at", "admin_url", "data_url", "boot", "version", "last_seen_at", "lost_at"),
+            *("running_number", "running_sha256", "desired_number", "in_sync", "signature_state", "signature_key"),
+            *("signature_expires_at", "last_ack_at", "last_nack", "last_error", "warming"),
+        )
 
     def get_desired_number(self, router: Router) -> int | None:  # noqa: ARG002 - the same for every router
         """The newest configuration's number."""

@@ -19,9 +19,8 @@ from controlplane.access.actor import visible
 from controlplane.api import preconditions
 from controlplane.api.auth import actor, signed_in_user
 from controlplane.api.exceptions import PreconditionRequiredError, VersionChangedError
-from controlplane.api.fields import check_unknown_fields
+from controlplane.api.fields import VersionedSerializer, check_unknown_fields
 from controlplane.api.views import TransactionalView
-from controlplane.services.audit_log import recent_changes
 
 Row = TypeVar("Row", bound=Model)
 NAME = r"[a-z0-9][a-z0-9._-]{0,62}"
@@ -31,14 +30,12 @@ NUMBER = r"[0-9]{1,18}"
 class BaseViewSet(TransactionalView, viewsets.GenericViewSet[Row]):
     """A viewset of the rows that the actor may see. ``PATCH`` changes; there is no ``PUT`` of a whole object.
 
-    Every object carries its entity tag, in ``ETag`` and in the field ``etag``. A change names a version in
-    ``If-Match``, which is compared under the row's lock; services lock the same row first.
+    An object that users edit carries its entity tag, in ``ETag`` and in the field ``etag``. A change names a version
+    in ``If-Match``, which is compared under the row's lock; services lock the same row first.
     """
 
     http_method_names: tuple[str, ...] = ("get", "post", "patch", "delete", "head", "options")
     conditional_actions: ClassVar[tuple[str, ...]] = ()  # POST actions that need If-Match; PATCH, PUT and DELETE do
-    tagged_in_lists: ClassVar[bool] = True  # False where a list shows fewer fields of an object than its own URL
-    observed: ClassVar[tuple[str, ...]] = ()  # fields that are not configured; their changes do not invalidate If-Match
     descriptions: ClassVar[Mapping[str, str]] = {}  # of inherited actions, for the OpenAPI document
 
     def get_queryset(self) -> QuerySet[Row]:
@@ -46,23 +43,22 @@ class BaseViewSet(TransactionalView, viewsets.GenericViewSet[Row]):
         rows: QuerySet[Row] = super().get_queryset()
         return rows if getattr(self, "swagger_fake_view", False) else visible(actor(self.request), rows)
 
+    @property
+    def has_versions(self) -> bool:
+        """Whether users edit these objects: routers and tokens, for example, can only be removed."""
+        return issubclass(self.get_serializer_class(), VersionedSerializer)
+
     def perform(self, request: Request) -> Response:
-        """Call the action and tag its response; 304, 412 or 428 depending on the version that the client names."""
-        if request.method in SAFE_METHODS:
-            response = self._tagged(super().perform(request))
-            tag = response.get("ETag")
-            if tag and preconditions.if_none_match_holds(request, tag):
-                return Response(status=status.HTTP_304_NOT_MODIFIED, headers={"ETag": tag})
-            return response
-        if self.detail and self.action is not None:
+        """Call the action and tag its response; 412 or 428 depending on the version that the client names."""
+        is_change = request.method not in SAFE_METHODS
+        if is_change and self.has_versions and self.detail and self.action is not None:
             self._check_version(request)
-        response = self._tagged(super().perform(request))
-        if response.status_code == status.HTTP_201_CREATED:
-            if self.action == "create" and not self.detail and self.object_in(response) is not None:
-                name = response.data.get(self.lookup_field, response.data.get("id"))
-                response["Location"] = f"{request.path}/{name}"
-        elif not response.has_header("ETag") and (current := self.current_state()):
-            response["ETag"] = current["etag"]
+        response = super().perform(request)
+        shown = None if getattr(response, "data", None) is None else self.object_in(response)  # a stream has no data
+        if shown and response.status_code == status.HTTP_201_CREATED and self.action == "create" and not self.detail:
+            response["Location"] = f"{request.path}/{shown.get(self.lookup_field, shown.get('id'))}"
+        if self.has_versions and (shown := shown or (self.current_state() if is_change else None)):
+            response["ETag"] = shown["etag"]
         return response
 
     def current_state(self) -> Mapping[str, Any] | None:
@@ -72,7 +68,8 @@ class BaseViewSet(TransactionalView, viewsets.GenericViewSet[Row]):
             row = super().get_object()
         except Http404:
             return None
-        return self._with_tag(self.get_serializer(row).data)
+        representation: Mapping[str, Any] = self.get_serializer(row).data
+        return representation
 
     def object_in(self, response: Response) -> Mapping[str, Any] | None:
         """The object of this viewset that a response shows, without further fields such as a secret."""
@@ -83,14 +80,14 @@ class BaseViewSet(TransactionalView, viewsets.GenericViewSet[Row]):
         fields = serializer.fields
         if not isinstance(data, dict) or not set(fields) <= set(data):
             return None
-        return {name: data[name] for name in (*fields, "etag") if name in data}
+        return {name: data[name] for name in fields}
 
     def _check_version(self, request: Request) -> None:
         """Lock the object and compare its version with If-Match. PreconditionRequiredError, VersionChangedError."""
         has_version = preconditions.has_if_match(request)
         if not has_version and request.method == "POST" and self.action not in self.conditional_actions:
             return
-        current = self._with_tag(self.get_serializer(self._locked(request)).data)
+        current = self.get_serializer(self._locked(request)).data
         if not has_version:
             raise PreconditionRequiredError
         if not preconditions.if_match_holds(request, current["etag"]):
@@ -98,20 +95,7 @@ class BaseViewSet(TransactionalView, viewsets.GenericViewSet[Row]):
                 etag=current["etag"],
                 current=current,
                 changes=_overwritten(current, request.data),
-                meanwhile=self._changes_meanwhile(current),
             )
-
-    def _changes_meanwhile(self, current: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-        """What others changed since the version in If-Match; None where that version cannot be reconstructed."""
-
-        def is_version(state: Mapping[str, Any]) -> bool:
-            return preconditions.if_match_holds(self.request, preconditions.tag_of(state, self.observed))
-
-        earlier = preconditions.earlier_version(current, recent_changes(), is_version)
-        if earlier is None:
-            return None
-        configured = {name: value for name, value in current.items() if name not in {*self.observed, "etag"}}
-        return preconditions.differences({name: earlier[name] for name in configured}, configured)
 
     def _locked(self, request: Request) -> Row:
         """The row in the URL, locked as its service will lock it. Http404, PermissionDenied."""
@@ -122,23 +106,6 @@ class BaseViewSet(TransactionalView, viewsets.GenericViewSet[Row]):
         )
         self.check_object_permissions(request, row)
         return row
-
-    def _tagged(self, response: Response) -> Response:
-        """The response with the entity tags of what it shows."""
-        data = getattr(response, "data", None)  # a stream has none
-        if data is None:
-            return response
-        if representation := self.object_in(response):
-            response["ETag"] = data["etag"] = preconditions.tag_of(representation, self.observed)
-        elif isinstance(data, dict) and self.request.method in SAFE_METHODS:
-            for row in data.get("results", ()) if self.action == "list" and self.tagged_in_lists else ():
-                self._with_tag(row)
-            response["ETag"] = f'"{preconditions.digest_of(data)}"'
-        return response
-
-    def _with_tag(self, representation: dict[str, Any]) -> dict[str, Any]:
-        representation["etag"] = preconditions.tag_of(representation, self.observed)
-        return representation
 
 
 class ReadViewSet(ListModelMixin, RetrieveModelMixin, BaseViewSet[Row]):

@@ -94,7 +94,6 @@ class ReplicaViewSet(CrudViewSet[Replica]):
     filterset_class = ReplicaFilter
     lookup_field, lookup_value_regex = "name", NAME
     conditional_actions = ("state",)
-    observed = ("block_tokens", "capacity_blocks", "reported_kv_events")
     descriptions: ClassVar = {
         "create": "Add a replica; routers learn of it at once.",
         "destroy": "Remove a replica; 409 if it is the last of a task group's replicas.",
@@ -152,7 +151,6 @@ class SourceViewSet(CrudViewSet[ReplicaSource]):
     remove_row = staticmethod(sources.remove_source)
     filterset_class = SourceFilter
     lookup_field, lookup_value_regex = "name", NAME
-    observed = serializers.SOURCE_OBSERVED
     descriptions: ClassVar = {
         "create": "Add a source; it is polled within seconds.",
         "partial_update": "Change the fields that the body holds; settings are sent whole.",
@@ -175,7 +173,6 @@ class DiscoveredReplicaViewSet(ReadViewSet[DiscoveredReplica]):
     serializer_class = serializers.DiscoveredReplicaSerializer
     filterset_class = DiscoveredReplicaFilter
     lookup_value_regex = NUMBER
-    observed = ("url", "condition", "labels", "last_seen_at", "missing_since", "drained_at", "problem")
 
     @extend_schema(request=serializers.AdoptInput, responses=serializers.DiscoveredReplicaSerializer)
     @action(detail=True, methods=["post"])

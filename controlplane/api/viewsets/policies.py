@@ -30,7 +30,7 @@ from controlplane.api.viewsets.base import (
     validated_body,
 )
 from controlplane.errors import InvalidError, NotADraftError
-from controlplane.models import ConfigSnapshot, PolicyRevision, RevisionState, Rollout, RoutingPolicy
+from controlplane.models import CURRENT_REVISIONS, ConfigSnapshot, PolicyRevision, Rollout, RoutingPolicy
 from controlplane.services.impact.compare import (
     current_fleet,
     effects_of_configurations,
@@ -44,7 +44,7 @@ from controlplane.services.policies.publish_checks import finding_of
 from controlplane.services.policies.rollout_plans import make_plan
 from controlplane.services.policies.settings import diff_settings, policy_catalogue
 
-CURRENT = PolicyRevision.objects.filter(state__in=(RevisionState.LIVE, RevisionState.CANARY, RevisionState.DRAFT))
+CURRENT = PolicyRevision.objects.filter(state__in=CURRENT_REVISIONS)
 
 
 class PolicyViewSet(CreateMixin, DestroyMixin, ReadViewSet[RoutingPolicy]):
@@ -199,8 +199,6 @@ class RolloutViewSet(ReadViewSet[Rollout]):
     filterset_class = RolloutFilter
     pagination_class = newest_first("-started_at", "-id")
     lookup_value_regex = NUMBER
-    tagged_in_lists = False
-    observed = ("snapshot", "stage_converged_at", "readings", "readings_at", "routers")
 
     def get_serializer_class(self) -> type[serializers.BaseSerializer[Rollout]]:
         """Steps and routers only for a single rollout."""

@@ -39,7 +39,6 @@ class RouterViewSet(DestroyMixin, ReadViewSet[Router]):
     serializer_class = router_serializers.RouterSerializer
     remove_row = staticmethod(routers.remove_router)
     lookup_field, lookup_value_regex = "name", NAME
-    observed = router_serializers.ROUTER_OBSERVED
     descriptions: ClassVar = {"destroy": "Remove a router that no longer exists; 409 while it sends heartbeats."}
 
     def get_serializer_context(self) -> dict[str, Any]:
@@ -162,7 +161,6 @@ class TokenViewSet(CreateMixin, DestroyMixin, ReadViewSet[ApiToken]):
     create_row = staticmethod(lambda by, **fields: create_token(by, **fields, by=by))
     remove_row = staticmethod(revoke_token)
     lookup_value_regex = NUMBER
-    observed = ("last_used_at",)
     shown_once = ("token",)
     descriptions: ClassVar = {
         "create": "Create a token that acts for you; its text is in this response only.",

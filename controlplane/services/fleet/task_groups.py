@@ -16,7 +16,7 @@ from controlplane import schema_fields
 from controlplane.egress import fleet_rules, guarded_client
 from controlplane.errors import ConflictError, InvalidError, NameTakenError, PurgeIncompleteError
 from controlplane.models import ClientKey, EventKind, Pool, Replica, Router, TaskGroup
-from controlplane.models.fleet import SHORT_NAME
+from controlplane.models.fleet import SHORT_NAME, NextVersion
 from controlplane.push.client import Unreachable, purge_responses
 from controlplane.schema_fields import canonical, canonical_fields
 from controlplane.services.checks import check_name, lock_row, unique_or
@@ -80,9 +80,10 @@ def update_task_group(group: TaskGroup, *, by: User | None = None, **settings: U
         _check_keys(group)
     if group.semantic_cache != before["semantic_cache"]:
         _check_embedding_pool(group)
-    group.save()
     after = _event_fields(group)
     if after != before:
+        group.version = NextVersion()  # for a change of ``replicas``, which are another table's rows
+        group.save()
         change = {"before": before, "after": after}
         summary = f"Task group {group} was changed."
         record_event(EventKind.GROUP_CHANGED, summary, pool=group.pool, by=by, detail=change)

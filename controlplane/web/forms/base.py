@@ -12,14 +12,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import msgspec
 from django import forms
+from django.db import transaction
 from django.db.models import Model
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
-from controlplane.errors import ControlPlaneError, InvalidError
+from controlplane.errors import ChangedError, ControlPlaneError, InvalidError
+from controlplane.models import RoutingPolicy, VersionedModel
 from controlplane.schema_fields import SettingInfo, canonical, kinds_of, setting_of, settings_of
+from controlplane.services.checks import lock_row
 from controlplane.services.policies.settings import StrategyInfo, canonical_settings, policy_catalogue
 from controlplane.web.tags import readable, setting
 
@@ -45,6 +50,34 @@ class Form(forms.Form):
     """A form that shows errors of services beside the fields that they name."""
 
     error_css_class = "invalid"
+    edited: VersionedModel | RoutingPolicy | None = None  # what the form edits
+    etag = ""  # of the row as the user saw it
+
+    def editing(self, row: VersionedModel | RoutingPolicy | None) -> Self:
+        """This form, which edits a row and rejects an edit of a version that somebody else replaced."""
+        self.edited = row
+        if row is not None:
+            self.etag = self.data.get("version", "") if self.is_bound else row.etag
+        return self
+
+    def version_input(self) -> SafeString:
+        """The hidden field with the version that the user saw."""
+        return format_html('<input type="hidden" name="version" value="{}">', self.etag) if self.etag else SafeString()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the edited row; ChangedError if it was changed since the form was opened.
+
+        The user, who is told, may save again and so replace the other change. A form without a version replaces any.
+        """
+        with transaction.atomic():
+            if self.edited is not None:
+                rows = type(self.edited)._base_manager.select_for_update(no_key=True)  # noqa: SLF001 - every row
+                row: Any = lock_row(rows, self.edited.pk)
+                seen, self.etag = self.etag, row.etag
+                if seen not in {"", row.etag}:
+                    raise ChangedError(str(row._meta.verbose_name))  # noqa: SLF001 - Django's documented name
+            yield
 
     @contextmanager
     def service_errors(self) -> Iterator[None]:

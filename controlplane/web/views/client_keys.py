@@ -49,9 +49,9 @@ def key_list(request: HttpRequest) -> HttpResponse:
 def key_edit(request: HttpRequest, key_id: int) -> HttpResponse:
     """Change a key's permissions and limits."""
     key = get_object_or_404(ClientKey.objects.select_related("project"), pk=key_id)
-    form = ClientKeyForm(request.POST or None, projects=Project.objects.none(), key=key)
+    form = ClientKeyForm(request.POST or None, projects=Project.objects.none(), key=key).editing(key)
     if form.is_valid():
-        with form.service_errors():
+        with form.service_errors(), form.locked():
             update_client_key(key, **form.cleaned_data, by=current_user(request))
             messages.success(request, f"Client key {key.full_name} was changed. Routers receive the change in seconds.")
             return redirect(KEYS)
@@ -94,9 +94,10 @@ def admission(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 def limits(request: HttpRequest) -> HttpResponse:
     """Limits and timeouts of all routers."""
-    form = LimitsForm(request.POST or None, settings=fleet_settings())
+    row = fleet_settings()
+    form = LimitsForm(request.POST or None, settings=row).editing(row)
     if form.is_valid():
-        with form.service_errors():
+        with form.service_errors(), form.locked():
             update_fleet_settings(**form.cleaned_data, by=current_user(request))
             messages.success(request, "The limits were changed. Routers receive the change within seconds.")
             return redirect("controlplane:fleet")

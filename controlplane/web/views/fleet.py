@@ -117,9 +117,9 @@ def pool_new(request: HttpRequest) -> HttpResponse:
 def pool_edit(request: HttpRequest, pool_id: int) -> HttpResponse:
     """Change a pool: models, health checks, limits."""
     pool = get_object_or_404(Pool.objects.select_related("project"), pk=pool_id)
-    form = PoolSettingsForm(request.POST or None, pool=pool)
+    form = PoolSettingsForm(request.POST or None, pool=pool).editing(pool)
     if form.is_valid():
-        with form.service_errors():
+        with form.service_errors(), form.locked():
             update_pool(pool, **form.cleaned_data, by=current_user(request))
             messages.success(request, f"Pool {pool.name} was changed. Routers receive the change within seconds.")
             return redirect(FLEET)
@@ -171,9 +171,9 @@ def replica_edit(request: HttpRequest, replica_id: int) -> HttpResponse:
     """Change a replica."""
     replica = get_object_or_404(Replica.objects.select_related("pool__project"), pk=replica_id)
     proposed = proposed_events(replica) if request.GET.get("kv_events") == "reported" else None
-    form = ReplicaForm(request.POST or None, replica=replica, events=proposed)
+    form = ReplicaForm(request.POST or None, replica=replica, events=proposed).editing(replica)
     if form.is_valid():
-        with form.service_errors():
+        with form.service_errors(), form.locked():
             update_replica(replica, **form.cleaned_data, by=current_user(request))
             messages.success(request, f"Replica {replica.name} was changed. Routers receive the change within seconds.")
             return redirect(FLEET)
@@ -252,9 +252,9 @@ def group_new(request: HttpRequest, pool_id: int) -> HttpResponse:
 def group_edit(request: HttpRequest, group_id: int) -> HttpResponse:
     """Change a task group."""
     group = get_object_or_404(TaskGroup.objects.select_related("pool"), pk=group_id)
-    form = TaskGroupForm(group.pool, request.POST or None, group=group)
+    form = TaskGroupForm(group.pool, request.POST or None, group=group).editing(group)
     if form.is_valid():
-        with form.service_errors():
+        with form.service_errors(), form.locked():
             update_task_group(group, **form.cleaned_data, by=current_user(request))
             messages.success(request, f"Task group {group.name} was changed.")
             return redirect(GROUPS)

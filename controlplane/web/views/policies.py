@@ -147,9 +147,10 @@ def policy_edit(request: HttpRequest, policy_id: int) -> HttpResponse:
     strategy = strategy_named(request.GET.get("strategy", base.strategy if base else "")) or policy_catalogue()[0]
     values = base.settings if base else {}
     initial = {info.field: values.get(info.field, info.default) for info in strategy.settings}
-    form = SettingsForm(strategy, request.POST or None, initial=initial | {"based_on": live.number if live else None})
+    initial["based_on"] = live.number if live else None
+    form = SettingsForm(strategy, request.POST or None, initial=initial).editing(policy)
     if form.is_valid():
-        with form.service_errors():
+        with form.service_errors(), form.locked():
             save_draft(policy, form.settings(), by=current_user(request), based_on=form.cleaned_data["based_on"])
             return redirect("controlplane:policy", policy_id=policy.pk)
     context = {

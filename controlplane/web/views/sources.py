@@ -85,9 +85,9 @@ def source_new(request: HttpRequest, pool_id: int) -> HttpResponse:
 def source_edit(request: HttpRequest, source_id: int) -> HttpResponse:
     """Change a source; kind, name and pool cannot be changed."""
     source = get_object_or_404(ReplicaSource.objects.select_related("pool"), pk=source_id)
-    form = SourceForm(KINDS[source.kind], request.POST or None, source=source)
+    form = SourceForm(KINDS[source.kind], request.POST or None, source=source).editing(source)
     if form.is_valid():
-        with form.service_errors():
+        with form.service_errors(), form.locked():
             sources.update_source(source, **form.arguments(), by=current_user(request))
             messages.success(request, f"Replica source {source.name} was changed.")
             return redirect("controlplane:fleet")

@@ -109,11 +109,11 @@ def channel_edit(request: HttpRequest, channel_id: int) -> HttpResponse:
         messages.error(request, f"Channel {channel.name}: {UNREADABLE}.")
         return redirect(CHANNELS)
     initial = {"name": channel.name, "matchers": "\n".join(channel.matchers)}
-    form = ChannelForm(kind, request.POST or None, stored=stored, initial=initial)
+    form = ChannelForm(kind, request.POST or None, stored=stored, initial=initial).editing(channel)
     if form.is_valid():
         selected = request.POST.getlist("remove")
         removed = {field.name: None for field in form.removable() if field.name in selected}
-        with form.service_errors():
+        with form.service_errors(), form.locked():
             channel = update_channel(
                 channel,
                 name=form.cleaned_data["name"],
@@ -226,9 +226,9 @@ def delivery_replay(request: HttpRequest, notification_id: UUID) -> HttpResponse
 def heartbeat_edit(request: HttpRequest) -> HttpResponse:
     """Set or change the heartbeat."""
     beat = heartbeat()
-    form = HeartbeatForm(request.POST or None, initial={"every_s": beat.every_s if beat else 60})
+    form = HeartbeatForm(request.POST or None, initial={"every_s": beat.every_s if beat else 60}).editing(beat)
     if form.is_valid():
-        with form.service_errors():
+        with form.service_errors(), form.locked():
             set_heartbeat(**form.cleaned_data, by=current_user(request))
             messages.success(request, "The heartbeat is now sent while telemetry works.")
             return redirect(CHANNELS)

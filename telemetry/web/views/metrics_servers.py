@@ -61,9 +61,9 @@ def server_new(request: HttpRequest) -> HttpResponse:
 def server_edit(request: HttpRequest, server_id: int) -> HttpResponse:
     """Change a Prometheus server."""
     server = get_object_or_404(MetricsServer, pk=server_id)
-    form = MetricsServerForm(request.POST or None, server=server, pools=Pool.objects.order_by("name"))
+    form = MetricsServerForm(request.POST or None, server=server, pools=Pool.objects.order_by("name")).editing(server)
     if form.is_valid():
-        with form.service_errors():
+        with form.service_errors(), form.locked():
             metrics_servers.update_server(server, **form.arguments(), by=current_user(request))
             messages.success(request, f"Prometheus server {server.name} was changed.")
             return redirect("telemetry:metrics-servers")

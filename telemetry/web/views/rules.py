@@ -62,12 +62,12 @@ def rule_edit(request: HttpRequest, rule_id: int) -> HttpResponse:
         "repeat_s": rule.repeat_s,
         **{name: "none" if value is None else setting(value) for name, value in effective_settings(rule).items()},
     }
-    form = RuleForm(KINDS[rule.kind], _data(request, initial), initial=initial)
+    form = RuleForm(KINDS[rule.kind], _data(request, initial), initial=initial).editing(rule)
     page = {"title": f"Rule {rule.name} of pool {rule.pool.name}", "action": "Save", "rule": rule}
     if form.is_valid():
         if "preview" in request.POST:
             return _page(request, form, page, preview_of=rule.pool)
-        with form.service_errors():
+        with form.service_errors(), form.locked():
             update_rule(rule, **form.arguments(), by=current_user(request))
             messages.success(request, f"Rule {form.cleaned_data['name']} was changed.")
             return redirect("telemetry:alerts")

@@ -12,7 +12,7 @@ from rest_framework.test import APIClient
 
 from controlplane.access.rules import RULES
 from controlplane.celery import app
-from controlplane.models import Pool, Router
+from controlplane.models import ApiToken, Pool, Router
 from controlplane.services.access.tokens import create_token
 from controlplane.services.fleet.pools import update_project
 from controlplane.services.fleet.task_groups import create_task_group
@@ -144,12 +144,12 @@ def store_objects():
 
 
 def client_of(operator):
-    """A client with a token whose use is recorded already."""
+    """A client with a token whose use is not recorded."""
     _, text = create_token(operator, name="test", scopes=["admin"])
     client = APIClient()
     client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
     client.defaults["HTTP_IF_MATCH"] = "*"
-    client.get(f"{ROOT}pools")
+    ApiToken.objects.update(last_used_at=timezone.now() + timedelta(days=1))
     return client
 
 

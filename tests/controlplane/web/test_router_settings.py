@@ -49,7 +49,7 @@ FULL_GROUP = {
 
 def filled(page: str) -> dict[str, str | list[str]]:
     """What a browser would send of the page's form if nobody touched it."""
-    form = page[page.index('<form method="post" class="panel stack"') :]
+    form = page[page.index('class="panel stack"') :]
     form = form[: form.index("</form>")]
     sent: dict[str, str | list[str]] = {}
     for name, text in re.findall(r'<textarea name="([^"]+)"[^>]*>\n?(.*?)</textarea>', form, re.DOTALL):

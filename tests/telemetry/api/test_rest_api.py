@@ -192,29 +192,6 @@ def test_a_test_message_is_listed_as_a_delivery_and_can_be_replayed(api, receive
     assert len(receiver.received) == 2
 
 
-SERVER = {"name": "prom", "url": "https://prom.example.org", "credentials": {"token": "first"}}
-SECRETS = {
-    "channels": ({"name": "ops", "config": {"url": "https://hooks.example/first"}}, "config", "url"),
-    "metrics-servers": (SERVER, "credentials", "token"),
-}
-
-
-@pytest.mark.parametrize("path", SECRETS)
-def test_an_editor_who_did_not_see_a_new_secret_does_not_overwrite_it(client_with, path):
-    api = client_with("admin")
-    body, field, name = SECRETS[path]
-    created = api.post(f"{ROOT}/{path}", body)
-    assert created.status_code == 201, created.content
-    url, stale = f"{ROOT}/{path}/{created.json()['id']}", created["ETag"]
-
-    replaced = api.patch(url, {field: {name: "https://hooks.example/second"}}, headers={"If-Match": stale})
-    late = api.patch(url, {field: {name: "https://hooks.example/third"}}, headers={"If-Match": stale})
-
-    assert (replaced.status_code, late.status_code) == (200, 412)
-    assert replaced["ETag"] == late.json()["etag"] != stale
-    assert api.get(url)["ETag"] == replaced["ETag"]  # until the next secret
-
-
 def test_the_deliveries_of_an_alert_include_messages_about_several(api, receiver):
     channel = create_channel("ops", config={"url": receiver.url})
     queue_messages(channel, "firing", alert=7)
