@@ -236,6 +236,7 @@ RULES: Mapping[str, Rule] = {
     "api:token-list": _rule(GET=ADMIN, POST=ADMIN, fleet_wide=True, confirm=("POST",)),
     "api:token-detail": _rule(GET=ADMIN, DELETE=ADMIN, confirm=("DELETE",)),
     "api:audit-list": _rule(GET=ADMIN, fleet_wide=True),
+    "api:audit-export": _rule(GET=ADMIN, fleet_wide=True),
     "telemetry-api:prompts": VIEW,
     "api:audit-detail": _rule(GET=ADMIN),
     "telemetry-api:series": VIEW,

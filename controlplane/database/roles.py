@@ -1,7 +1,8 @@
 """Privileges of the application's database role.
 
 Theory of operation. The owner role owns every table and runs migrations; processes connect with an application role
-that may only read and write rows. In the audit log it may only read and insert: it owns neither the table nor the
+that may only read and write rows. In the audit log it may only read and insert, and delete what is older than 90 days
+by a function of the owner's: it owns neither the table nor the
 trigger, so it can neither change an entry nor disable the trigger. It owns the partitioned tables of readings, because
 it creates and drops their daily partitions. Without an owner URL the application role owns everything, and only the
 trigger and the hash chain protect the audit log.
@@ -58,6 +59,7 @@ def grant_application(role: str) -> None:
             "grant usage, select, update on all sequences in schema public to {role}",
             "revoke all on {audit} from public, {role}",
             "grant select, insert on {audit} to {role}",
+            "grant execute on function controlplane_expire_audit(bigint) to {role}",
             *(f"revoke insert, update, delete on {table} from {{role}}" for table in READ_ONLY_TABLES),
         ):
             cursor.execute(sql.SQL(statement).format(role=name, audit=sql.Identifier(AUDIT_TABLE)))

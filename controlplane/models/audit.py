@@ -31,8 +31,8 @@ AUDIT_FIELDS = (
 
 
 class AuditEntry(models.Model):
-    """One change. A trigger (migration 0002) rejects updates and deletes, and each row contains the digest of the one
-    before it, so that a row that was deleted or changed without the trigger is detected.
+    """One change. A trigger (migration 0013) rejects updates, and deletes of what is younger than 90 days. Each row
+    contains the digest of the one before it, so that a row that was deleted or changed without the trigger is detected.
 
     It has no foreign keys, because it outlives all other rows.
     """
@@ -130,6 +130,7 @@ class EventKind(models.TextChoices):
     USER_CHANGED = "user_changed", "User changed"
     ROLE_CHANGED = "role_changed", "Role changed"
     AUDIT_BROKEN = "audit_broken", "Audit log broken"
+    AUDIT_EXPIRED = "audit_expired", "Audit entries expired"
     SECRETS_ROTATED = "secrets_rotated", "Secrets rotated"
     SIGN_IN_LOCKED = "sign_in_locked", "Sign-in locked"
     SIGN_IN_UNLOCKED = "sign_in_unlocked", "Sign-in unlocked"

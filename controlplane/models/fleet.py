@@ -5,7 +5,9 @@ Names become metric labels, header values and ring identities, so they never cha
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Self
 
 from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
@@ -75,14 +77,39 @@ class VersionedModel(Model):
     """
 
     version = BigIntegerField(db_default=NextVersion(), editable=False)
+    _stored: Mapping[str, Any] = MappingProxyType({})
 
     class Meta:
         abstract = True
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Save the row; its new version is read when it is needed."""
+        """Save the row without unchanged unique columns; its new version is read when it is needed.
+
+        Because of the trigger, an update that names a unique column locks out inserts of rows that refer to this one.
+        """
+        if not self._state.adding and not args and kwargs.get("update_fields") is None:
+            indexes = (index for index in self._meta.constraints if isinstance(index, UniqueConstraint))
+            unique = {name for index in indexes if index.condition is None for name in index.fields}
+            kwargs["update_fields"] = [
+                field.attname
+                for field in self._meta.concrete_fields
+                if field.attname in self.__dict__
+                and not (
+                    (field.unique or field.name in unique)
+                    and self._stored.get(field.attname, self) == self.__dict__[field.attname]
+                )
+            ]
         super().save(*args, **kwargs)
-        self.__dict__.pop("version", None)
+        for name in ("version", "_stored"):
+            self.__dict__.pop(name, None)
+        self._stored = self.__dict__.copy()
+
+    @classmethod
+    def from_db(cls, *args: Any) -> Self:
+        """Django's, with a copy of the values as they are stored."""
+        row = super().from_db(*args)
+        row._stored = row.__dict__.copy()  # noqa: SLF001 - of this class
+        return row
 
     @property
     def etag(self) -> str:

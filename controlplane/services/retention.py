@@ -1,7 +1,7 @@
 """Deletes what is older than its retention: events, reports of routers, and configurations that nothing needs.
 
 Each run deletes a bounded number of rows, so that it holds locks briefly; runs follow every ten minutes. The audit log
-keeps every entry.
+ends by ``services/audit_log.py``.
 """
 
 from __future__ import annotations

@@ -215,6 +215,7 @@ ROLLUP_RETENTION_DAYS = {  # by resolution in seconds
 ROLLUP_RETENTION_DAYS[21_600] = ROLLUP_RETENTION_DAYS[3600]  # small enough to share a setting
 EVENTS_RETENTION_DAYS = int(env.number("EVENTS_RETENTION_DAYS", 90, low=1, high=3650))
 ALERTS_RETENTION_DAYS = int(env.number("ALERTS_RETENTION_DAYS", 180, low=7, high=3650))  # and messages, predictions
+AUDIT_RETENTION_DAYS = int(env.number("AUDIT_RETENTION_DAYS", 400, low=90, high=36_500))  # high: for ever
 CONFIGURATIONS_RETENTION_DAYS = int(env.number("CONFIGURATIONS_RETENTION_DAYS", 30, low=1, high=3650))
 DECISIONS_RETENTION_H = int(env.number("DECISIONS_RETENTION_H", 24, low=1, high=24 * 90))
 DECISIONS_BLOCKS_PER_S = env.number("DECISIONS_BLOCKS_PER_S", 2000, low=1, high=1_000_000)  # stored, over all routers

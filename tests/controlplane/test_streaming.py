@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+from datetime import datetime
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -12,6 +14,7 @@ from django.test import AsyncClient, AsyncRequestFactory, RequestFactory
 
 from controlplane.middleware import CHUNK_BYTES, StreamingMiddleware
 from controlplane.models import AuditEntry
+from controlplane.services.audit_log import digest_of
 from controlplane.services.fleet.pools import create_pool
 
 PARTS = 1000
@@ -61,4 +64,11 @@ def test_exports_and_files_are_complete_under_asgi(django_user_model):
 
     rows = list(csv.DictReader(io.StringIO(async_to_sync(fetch)("/audit.csv"))))
     assert len(rows) >= AuditEntry.objects.filter(kind="pool_created").count() == 3
+    lines = [json.loads(line) for line in async_to_sync(fetch)("/api/v1/audit/export").splitlines()]
+    entries = [AuditEntry(**{**line, "at": datetime.fromisoformat(line["at"])}) for line in lines]
+    assert [entry.number for entry in entries] == list(range(1, AuditEntry.objects.count() + 1))
+    assert [digest_of(entry) for entry in entries] == [entry.digest for entry in entries], "verifiable elsewhere"
+    assert {
+        json.loads(line)["kind"] for line in async_to_sync(fetch)("/api/v1/audit/export?kind=pool_created").splitlines()
+    } == {"pool_created"}
     assert ":root" in async_to_sync(fetch)("/static/css/tokens.css")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, ClassVar
 
 from django.db.models import QuerySet
@@ -15,6 +16,7 @@ from rest_framework.decorators import action
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
+from rest_framework.utils.encoders import JSONEncoder
 
 from controlplane.api.auth import HasRole, IsRouter, RouterAuthentication, route_of
 from controlplane.api.event_stream import EventStreamRenderer, event_stream, visible_events, wait_for_events
@@ -149,6 +151,16 @@ class AuditViewSet(ReadViewSet[AuditEntry]):
     filterset_class = AuditFilter
     pagination_class = newest_first("-number")
     lookup_value_regex = NUMBER
+
+    @extend_schema(responses={(200, "application/x-ndjson"): OpenApiTypes.STR}, filters=True)
+    @action(detail=False, pagination_class=None)
+    def export(self, request: Request) -> StreamingHttpResponse:  # noqa: ARG002 - the filters read it
+        """All entries that match the filters, the oldest first, a line of JSON each, with all fields of the digests."""
+        entries = self.filter_queryset(self.get_queryset()).order_by("number").iterator(chunk_size=1000)
+        lines = (json.dumps(self.get_serializer(entry).data, cls=JSONEncoder) + "\n" for entry in entries)
+        response = StreamingHttpResponse(lines, content_type="application/x-ndjson")
+        response["Content-Disposition"] = 'attachment; filename="audit.ndjson"'
+        return response
 
 
 class TokenViewSet(CreateMixin, DestroyMixin, ReadViewSet[ApiToken]):

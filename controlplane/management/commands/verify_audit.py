@@ -15,4 +15,4 @@ class Command(BaseCommand):
             count, digest = verify_chain()
         except BrokenChainError as error:
             raise CommandError(f"The audit log was tampered with. {error}") from None
-        self.stdout.write(f"{count} entries verified. Newest digest: {digest}")
+        self.stdout.write(f"Entries up to {count} verified. Newest digest: {digest}")

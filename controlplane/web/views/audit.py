@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
+from django.conf import settings
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
@@ -36,6 +37,7 @@ def audit(request: HttpRequest) -> HttpResponse:
         "actor": request.GET.get("actor", ""),
         "filtered": bool(request.GET),
         "check": latest_audit_check(),
+        "retention_days": settings.AUDIT_RETENTION_DAYS,
         "is_alterable": can_alter_audit(),
         "addresses_hidden": forwarded_for_missing.is_set(),
     }

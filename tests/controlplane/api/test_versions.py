@@ -1,10 +1,11 @@
 """Every row that users edit has a version: of two editors of one version, through REST or pages, one is told."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from django.apps import apps
-from django.db import connection, models
+from django.db import connection, models, transaction
 from rest_framework.test import APIClient
 
 from controlplane.access.rules import RULES
@@ -61,8 +62,7 @@ PAGES = {
 def keys():
     """The keys of one object of every kind."""
     here = create_project_with_objects("here", 1)
-    here.source.name, here.source.kind, here.source.settings = "cluster", "kubernetes", KUBERNETES
-    here.source.save()
+    type(here.source).objects.update(name="cluster", kind="kubernetes", settings=KUBERNETES)
     fleet_settings()
     return {name: row.pk for name, row in vars(here).items()}
 
@@ -188,3 +188,22 @@ def test_the_database_increases_the_version_with_each_edit_and_with_nothing_that
 # A column that users change, of each model the first that it has.
 EDITED = ("description", "weight", "interval_s", "owner", "tenant", "needs_key", "why", "reason", "repeat_s", "every_s")
 EDITED += ("comment", "kind", "lookback_s")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("name", ["project", "pool", "replica", "group", "source", "draft", "rollout"])
+def test_an_edit_does_not_lock_out_rows_that_refer_to_the_edited_one(name):
+    """As the check of a foreign key locks the row; a writer of both would wait for the edit, and the edit for it."""
+    row = getattr(create_project_with_objects("here", 1), name)
+
+    def refer():
+        try:
+            type(row).objects.raw(f"select id from {row._meta.db_table} where id = %s for key share nowait", [row.pk])[
+                0
+            ]
+        finally:
+            connection.close()
+
+    with transaction.atomic(), ThreadPoolExecutor(1) as thread:
+        row.save()
+        thread.submit(refer).result(20)
