@@ -29,7 +29,8 @@ END_BY_TIME = {
 # Tables with a row for each thing that exists now.
 ONE_EACH = {
     "alertrule", "apitoken", "bucketlayout", "capacitycurve", "channel", "clientkey", "decisioncursor",
-    "discoveredreplica", "fleetsecret", "fleetsettings", "heartbeat", "metricsserver", "outboxstate", "pool", "project",
+    "discoveredreplica", "evaluationstate", "fleetsecret", "fleetsettings", "heartbeat", "metricsserver", "outboxstate",
+    "pool", "project",
     "readpool", "replica", "replicasource", "roleassignment", "rollupstate", "router", "routingpolicy", "scrapeshard",
     "scrapestate", "taskgroup", "workerliveness",
 }  # fmt: skip
