@@ -114,23 +114,26 @@ async def probe_engine(address: Address, model: str | None, timeout_s: float) ->
     """
     body: dict[str, object] = {"prompt": "Hi", "max_tokens": 1, "stream": True}
     body |= {"stream_options": {"include_usage": True}} | ({} if model is None else {"model": model})
+    has_generated = False
+
+    def has_ended(events: bytearray) -> bool:
+        nonlocal has_generated
+        has_generated = has_generated or has_token(events)
+        return events.rstrip().endswith(b"data: [DONE]")
+
     try:
         async with asyncio.timeout(timeout_s):
             status, data = await fetch(
-                address, PROBE_PATH, json.dumps(body).encode(), max_bytes=MAX_PROBE_BYTES, until=_has_ended
+                address, PROBE_PATH, json.dumps(body).encode(), max_bytes=MAX_PROBE_BYTES, until=has_ended
             )
     except (TimeoutError, OSError, ValueError):
-        return ProbeResult.NO_RESPONSE, 0
+        return ProbeResult.PASSED if has_generated else ProbeResult.NO_RESPONSE, 0
     if status != 200 or not has_token(data):
         return ProbeResult.REJECTED, 0
     tail = ResponseTail()
     tail.add(data)
     usage = tail.usage()
     return ProbeResult.PASSED, (prompt_and_cached(usage)[0] or 0) if usage is not None else 0
-
-
-def _has_ended(events: bytearray) -> bool:
-    return events.rstrip().endswith(b"data: [DONE]")
 
 
 class EngineCheck:
