@@ -306,6 +306,7 @@ async def test_cancelled_bodies_are_dropped_and_the_queue_is_bounded(
     replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(large_bodies, "MAX_WAITING", 2)
+    monkeypatch.setattr(large_bodies, "READ_S", 600.0)  # a slow machine: the process is stopped for longer than usual
     replica.script = answering(USAGE)
     async with routed(config([replica])) as harness:
         assert (await harness.chat(large())).status == 200

@@ -160,7 +160,7 @@ def test_a_harmful_canary_is_rolled_back_with_its_figures(pool, routers, begin, 
     assert readings["ttft_p95_s"]["verdict"] != Verdict.FAILED
     assert rollout.history.order_by("-pk").first().evidence == rollout.readings
     text = r"Hit rate \d+\.\d % \(\d+\.\d % before\), baseline \d+\.\d % \(\d+\.\d % before\): "
-    assert re.fullmatch(text + r"\d+\.\d points less, certain from \d+\.\d points on\.", rollout.why)
+    assert re.fullmatch(text + r"\d+\.\d points less \(certain above \d+\.\d\)\.", rollout.why)
     assert pool.policies.get(group=None).live().number == 1
 
 
