@@ -72,8 +72,8 @@ class NextVersion(Func):
 class VersionedModel(Model):
     """A row that users edit.
 
-    A trigger (migration 0012) gives it a new version with each change of a column, except of the columns that workers
-    write, which are the trigger's arguments. So an edit of a version that somebody else replaced can be rejected.
+    A trigger (migration 0012) increases ``version`` with each change of a column. Its arguments name the columns that
+    workers write, which do not count. An edit that is based on an older version can thus be rejected.
     """
 
     version = BigIntegerField(db_default=NextVersion(), editable=False)

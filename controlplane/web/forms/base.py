@@ -54,7 +54,7 @@ class Form(forms.Form):
     etag = ""  # of the row as the user saw it
 
     def editing(self, row: VersionedModel | RoutingPolicy | None) -> Self:
-        """This form, which edits a row and rejects an edit of a version that somebody else replaced."""
+        """This form for an edit of ``row``; ``locked`` rejects it if the row was changed since the form was opened."""
         self.edited = row
         if row is not None:
             self.etag = self.data.get("version", "") if self.is_bound else row.etag
@@ -68,7 +68,8 @@ class Form(forms.Form):
     def locked(self) -> Iterator[None]:
         """Lock the edited row; ChangedError if it was changed since the form was opened.
 
-        The user, who is told, may save again and so replace the other change. A form without a version replaces any.
+        The error page carries the new version, so saving again replaces the other change. A form without a version
+        replaces any change.
         """
         with transaction.atomic():
             if self.edited is not None:

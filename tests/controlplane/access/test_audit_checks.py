@@ -105,7 +105,7 @@ def test_a_quiet_or_a_broken_log_does_not_expire(settings):
 
 
 def expire_by_hand(through, before):
-    """Delete as somebody who may delete anything, and append the entry that an expiry has."""
+    """Delete entries with the owner's rights, and append the entry that a regular expiry appends."""
     last = AuditEntry.objects.get(number=through)
     append_entry("audit_expired", "x", after={"number": through, "digest": last.digest, "before": before.isoformat()})
     execute_without_trigger("delete from controlplane_auditentry where number <= %s", through)

@@ -1,6 +1,7 @@
 """Clients of the REST API."""
 
 import pytest
+from rest_framework.test import APIClient
 
 from controlplane.services.access.tokens import create_token
 from tests.rest_client import CarefulClient
@@ -23,3 +24,12 @@ def client_with(operator):
 def api(client_with) -> CarefulClient:
     """A client that may do everything."""
     return client_with("admin")
+
+
+@pytest.fixture
+def script(operator) -> APIClient:
+    """A client that sends no If-Match by itself."""
+    _, text = create_token(operator, name="test", scopes=["admin"])
+    client = APIClient()
+    client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
+    return client

@@ -17,15 +17,6 @@ ROOT = "/api/v1/"
 DRAFT = {"settings": {"strategy": "prefix_hash"}}
 
 
-@pytest.fixture
-def script(operator):
-    """A client that sends no If-Match by itself."""
-    _, text = create_token(operator, name="test", scopes=["admin"])
-    client = APIClient()
-    client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
-    return client
-
-
 def tag(client, path):
     return client.get(f"{ROOT}{path}")["ETag"]
 

@@ -1,4 +1,4 @@
-"""Every row that users edit has a version: of two editors of one version, through REST or pages, one is told."""
+"""Every row that users edit has a version: of two editors of one version, through REST or pages, one gets an error."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -6,11 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.apps import apps
 from django.db import connection, models, transaction
-from rest_framework.test import APIClient
 
 from controlplane.access.rules import RULES
 from controlplane.models import VersionedModel
-from controlplane.services.access.tokens import create_token
 from controlplane.services.fleet.pools import fleet_settings
 from controlplane.services.policies.lifecycle import save_draft
 from tests.controlplane.access.conftest import create_project_with_objects
@@ -73,14 +71,6 @@ def visitor(client, operator):
     return client
 
 
-@pytest.fixture
-def script(operator):
-    _, text = create_token(operator, name="test", scopes=["admin"])
-    client = APIClient()
-    client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
-    return client
-
-
 def test_every_object_that_users_change_has_an_example():
     assert set(EDITS) == {
         route for route, rule in RULES.items() if "PATCH" in rule.roles and route.split(":")[0].endswith("api")
@@ -121,7 +111,7 @@ def test_a_page_does_not_replace_what_was_changed_since_it_was_opened(visitor, s
 
     assert (answer.status_code, "was changed since you opened this form" in answer.text) == (422, True)
     assert script.get(url).json() == changed
-    assert visitor.post(page, filled(answer.text)).status_code == 302  # by a user who was told
+    assert visitor.post(page, filled(answer.text)).status_code == 302  # with the new version, knowingly
 
 
 def test_a_page_does_not_replace_a_draft_that_was_saved_since_it_was_opened(visitor, keys, policy):

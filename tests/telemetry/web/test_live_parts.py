@@ -33,11 +33,11 @@ class Computation:
 
     def __init__(self, *, fails=False):
         self.started, self.released, self.fails = [], threading.Event(), fails
-        self.begun = threading.Event()
+        self.entered = threading.Event()
 
     def __call__(self):
         self.started.append(threading.current_thread().name)
-        self.begun.set()
+        self.entered.set()
         assert self.released.wait(DEADLINE_S)
         if self.fails and len(self.started) == 1:
             raise ZeroDivisionError
@@ -48,7 +48,7 @@ def test_twenty_requests_at_once_cost_one_computation():
     shared, computation = SharedContent(), Computation()
     with ThreadPoolExecutor(20) as tabs:
         results = [tabs.submit(shared.get, KEY, computation, 60) for _ in range(20)]
-        assert computation.begun.wait(DEADLINE_S)
+        assert computation.entered.wait(DEADLINE_S)
         computation.released.set()
         assert {result.result(DEADLINE_S) for result in results} == {content("computed")}
 
@@ -60,7 +60,7 @@ def test_after_a_failure_those_who_waited_compute_on_their_own_and_nothing_is_ke
     shared, computation = SharedContent(), Computation(fails=True)
     with ThreadPoolExecutor(5) as tabs:
         first = tabs.submit(shared.get, KEY, computation, 60)
-        assert computation.begun.wait(DEADLINE_S)
+        assert computation.entered.wait(DEADLINE_S)
         others = [tabs.submit(shared.get, KEY, computation, 60) for _ in range(4)]
         computation.released.set()
         with pytest.raises(ZeroDivisionError):
@@ -72,7 +72,7 @@ def test_a_computation_that_hangs_delays_the_others_only_for_a_while():
     shared, hanging = SharedContent(max_wait_s=0.05), Computation()
     with ThreadPoolExecutor(1) as tabs:
         first = tabs.submit(shared.get, KEY, hanging, 60)
-        assert hanging.begun.wait(DEADLINE_S)
+        assert hanging.entered.wait(DEADLINE_S)
         assert shared.get(KEY, lambda: content("own"), 60) == content("own")
         hanging.released.set()
         first.result(DEADLINE_S)
