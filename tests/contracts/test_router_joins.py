@@ -259,25 +259,34 @@ def test_a_purge_reaches_routers_and_their_store_and_reports_who_did_not_confirm
 
         keys: dict[tuple[str, str], str] = {}
         asked = [("faq", ""), ("faq", "docs"), ("other", "")]
-        wait_until(lambda: [ask(*names) for names in asked] == ["hit"] * 3, 30, "hits", alive=process)
-        wait_until(lambda: store.dbsize() == 3, 30, "the entries to be written", alive=process)
+
+        def fill() -> None:
+            wait_until(lambda: [ask(*names) for names in asked] == ["hit"] * 3, 30, "hits", alive=process)
+            wait_until(lambda: store.dbsize() == 3, 30, "the entries to be written", alive=process)
+
+        def assert_purged(*purged: tuple[str, str]) -> None:
+            """Only these entries are purged. A lookup in the store may take too long, which is a miss."""
+            assert store.dbsize() == 3 - len(purged)
+            assert [ask(*names) for names in purged] == ["miss"] * len(purged)
+            fill()
+
+        fill()
 
         plan = api.post(f"{path}?dry_run=true", {}, format="json")
         assert plan.json()["result"]["routers"][0]["store_entries"] == 2
         assert not AuditEntry.objects.filter(kind="response_cache_purged").exists()
         only_docs = api.post(path, {"namespace": "docs"}, format="json", headers={"Idempotency-Key": "once"})
         assert (only_docs.status_code, purged_by(only_docs)) == (200, {"router-1": None})
-        assert [ask(*names) for names in asked] == ["hit", "miss", "hit"]
-        wait_until(lambda: store.dbsize() == 3, 30, "the entry to be written again", alive=process)
+        assert_purged(("faq", "docs"))
 
         everything = api.post(path, {}, format="json")
-        assert everything.json()["routers"][0].items() >= {"memory_entries": 2, "remaining_entries": 0}.items()
-        assert [ask(*names) for names in asked] == ["miss", "miss", "hit"]
-        one = api.post(path, {"key": keys["faq", ""]}, format="json")
-        assert (one.status_code, [ask(*names) for names in asked]) == (200, ["miss", "hit", "hit"])
+        assert everything.json()["routers"][0].items() >= {"store_entries": 2, "remaining_entries": 0}.items()
+        assert_purged(("faq", ""), ("faq", "docs"))
+        assert api.post(path, {"key": keys["faq", ""]}, format="json").status_code == 200
+        assert_purged(("faq", ""))
         replayed = api.post(path, {"namespace": "docs"}, format="json", headers={"Idempotency-Key": "once"})
         assert replayed.headers["Idempotency-Replayed"] == "true"
-        assert ask("faq", "docs") == "hit"
+        assert store.dbsize() == 3
         assert api.post(path, {"model": "gpt"}, format="json").status_code == 200  # the pool accepts any model
 
         Router.objects.create(name="router-2", boot="b", admin_url="http://127.0.0.1:9", last_seen_at=timezone.now())

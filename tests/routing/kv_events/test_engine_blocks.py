@@ -229,7 +229,7 @@ def test_blocks_above_the_limit_cost_no_more_than_blocks_below_it(have_equal_has
     below_s = min(cpu_s_of(lambda first=first: store(first)) for first in (0, 30_000))  # type: ignore[misc]
     store(60_000)
     above_s = min(cpu_s_of(lambda first=first: store(first)) for first in (90_000, 120_000, 150_000))  # type: ignore[misc]
-    assert above_s <= 6 * below_s
+    assert above_s <= 20 * below_s
     assert limit * 0.99 < len(blocks) <= limit
 
 
@@ -243,5 +243,5 @@ def test_the_blocks_of_one_run_are_removed_in_any_order_in_linear_time() -> None
         assert len(blocks) == 0
         return took_s
 
-    small_s, large_s = (min(remove_s(count) for _ in range(5)) for count in (4000, 64_000))
-    assert large_s <= 16 * 6 * small_s
+    small_s, large_s = (min(remove_s(count) for _ in range(3)) for count in (1000, 64_000))
+    assert large_s <= 64 * 12 * small_s  # quadratic time: 64 * 64
