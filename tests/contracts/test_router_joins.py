@@ -230,6 +230,36 @@ def purged_by(response):
     return {row["router"]: row["problem"] for row in response.json()["routers"]}
 
 
+class CacheUser:
+    """Requests of three scopes of response caches at a router, and the store of their entries."""
+
+    ASKED: ClassVar = [("faq", ""), ("faq", "docs"), ("other", "")]
+    BODY: ClassVar = {"model": "tiny", "messages": [{"role": "user", "content": "Why?"}], "temperature": 0}
+
+    def __init__(self, store, process):
+        self.store, self.process = store, process
+        self.chat = f"{wait_joined(process).data_url}/v1/chat/completions"
+        self.keys: dict[tuple[str, str], str] = {}
+
+    def ask(self, group, namespace):
+        sent = {**self.BODY, "cache": {"namespace": namespace}}
+        response = httpx.post(self.chat, json=sent, headers={"X-Task-Group": group}, timeout=30)
+        assert response.status_code == 200, response.text
+        self.keys[group, namespace] = response.headers["X-Warmpath-Cache-Key"]
+        return response.headers["X-Warmpath-Cache"]
+
+    def fill(self):
+        """Store an entry of each scope."""
+        wait_until(lambda: {self.ask(*names) for names in self.ASKED} == {"hit"}, 30, "hits", alive=self.process)
+        wait_until(lambda: self.store.dbsize() == 3, 30, "the entries to be written", alive=self.process)
+
+    def assert_purged(self, *purged):
+        """Only these entries are purged. (A lookup in the store may take too long, which is a miss as well.)"""
+        assert self.store.dbsize() == 3 - len(purged)
+        assert [self.ask(*names) for names in purged] == ["miss"] * len(purged)
+        self.fill()
+
+
 @pytest.mark.django_db(transaction=True)
 def test_a_purge_reaches_routers_and_their_store_and_reports_who_did_not_confirm(
     live_server, tmp_path, settings, admin_user, valkey, monkeypatch
@@ -244,46 +274,24 @@ def test_a_purge_reaches_routers_and_their_store_and_reports_who_did_not_confirm
     api = APIClient()
     api.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
     path = f"/api/v1/task-groups/{groups['faq'].pk}/purge-response-cache"
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "Why?"}], "temperature": 0}
 
     with replica_process() as replica, serving(live_server.url, settings.ROUTER_ADMIN_TOKEN, tmp_path) as process:
         add_replica(pool, name="r1", url=f"http://127.0.0.1:{replica.port}")
-        chat = f"{wait_joined(process).data_url}/v1/chat/completions"
-
-        def ask(group, namespace=""):
-            sent = {**body, "cache": {"namespace": namespace}}
-            response = httpx.post(chat, json=sent, headers={"X-Task-Group": group}, timeout=30)
-            assert response.status_code == 200, response.text
-            keys[group, namespace] = response.headers["X-Warmpath-Cache-Key"]
-            return response.headers["X-Warmpath-Cache"]
-
-        keys: dict[tuple[str, str], str] = {}
-        asked = [("faq", ""), ("faq", "docs"), ("other", "")]
-
-        def fill() -> None:
-            wait_until(lambda: [ask(*names) for names in asked] == ["hit"] * 3, 30, "hits", alive=process)
-            wait_until(lambda: store.dbsize() == 3, 30, "the entries to be written", alive=process)
-
-        def assert_purged(*purged: tuple[str, str]) -> None:
-            """Only these entries are purged. A lookup in the store may take too long, which is a miss."""
-            assert store.dbsize() == 3 - len(purged)
-            assert [ask(*names) for names in purged] == ["miss"] * len(purged)
-            fill()
-
-        fill()
+        user = CacheUser(store, process)
+        user.fill()
 
         plan = api.post(f"{path}?dry_run=true", {}, format="json")
         assert plan.json()["result"]["routers"][0]["store_entries"] == 2
         assert not AuditEntry.objects.filter(kind="response_cache_purged").exists()
         only_docs = api.post(path, {"namespace": "docs"}, format="json", headers={"Idempotency-Key": "once"})
         assert (only_docs.status_code, purged_by(only_docs)) == (200, {"router-1": None})
-        assert_purged(("faq", "docs"))
+        user.assert_purged(("faq", "docs"))
 
         everything = api.post(path, {}, format="json")
         assert everything.json()["routers"][0].items() >= {"store_entries": 2, "remaining_entries": 0}.items()
-        assert_purged(("faq", ""), ("faq", "docs"))
-        assert api.post(path, {"key": keys["faq", ""]}, format="json").status_code == 200
-        assert_purged(("faq", ""))
+        user.assert_purged(("faq", ""), ("faq", "docs"))
+        assert api.post(path, {"key": user.keys["faq", ""]}, format="json").status_code == 200
+        user.assert_purged(("faq", ""))
         replayed = api.post(path, {"namespace": "docs"}, format="json", headers={"Idempotency-Key": "once"})
         assert replayed.headers["Idempotency-Replayed"] == "true"
         assert store.dbsize() == 3
@@ -301,7 +309,7 @@ def test_a_purge_reaches_routers_and_their_store_and_reports_who_did_not_confirm
     assert [(entry.actor, entry.summary.partition(" was purged")[2]) for entry in entries] == [
         ("admin", ": namespace 'docs'."),
         ("admin", "."),
-        ("admin", f": key '{keys['faq', '']}'."),
+        ("admin", f": key '{user.keys['faq', '']}'."),
         ("admin", ": model 'gpt'."),
         ("admin", " at 1 of 2 routers only."),
         ("admin", "."),
