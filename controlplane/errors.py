@@ -13,7 +13,7 @@ class ControlPlaneError(Exception):
 class Fault:
     """One invalid value in a request."""
 
-    path: str  # a JSON path from the document's root, such as ``$.settings.load_factor``
+    path: str  # a JSON path from the document's root, such as ``$.settings.slack_s``
     reason: str
 
 

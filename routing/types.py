@@ -17,14 +17,13 @@ PrefixHash = NewType("PrefixHash", int)  # unsigned 64-bit key of a prompt's pre
 class Reason(StrEnum):
     """Why a replica was chosen: a log field, a metric label and a text of the dashboard."""
 
-    AFFINITY = "affinity"  # the preferred replica of the key
-    SPILL = "spill"  # a later replica in ring order, because earlier ones are full
+    AFFINITY = "affinity"  # the first home of the key
+    SPILL = "spill"  # another replica, because the request would wait too long at the first home
     NO_KEY = "no_key"  # the request has no key: the least loaded replica
     LEAST_LOAD = "least_load"
     ROUND_ROBIN = "round_robin"
     RANDOM = "random"
     LESS_OF_TWO = "less_of_two"
-    HOT = "hot"  # one of the replicas of a very frequent prefix
     HIT = "hit"  # preferred or cheapest, with some of the prompt cached
     COLD = "cold"  # no replica has enough of the prompt cached
     ELSEWHERE = "elsewhere"  # cheapest by its load, though another replica has more of the prompt cached

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from controlplane.errors import ImmutableError
 from controlplane.models.fleet import LONG_NAME, Pool, TaskGroup, VersionedModel, long_name, well_formed
+from routing.schema import without_removed
 
 
 class RoutingPolicy(models.Model):
@@ -57,6 +58,17 @@ class RoutingPolicy(models.Model):
         return self.revisions.filter(state=RevisionState.DRAFT).first()
 
 
+class SettingsField(models.JSONField):
+    """The settings of a strategy, read without those that this release no longer has."""
+
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
+        return without_removed(super().from_db_value(value, expression, connection))
+
+    def deconstruct(self) -> Any:
+        name, _, args, kwargs = super().deconstruct()
+        return name, "django.db.models.JSONField", args, kwargs
+
+
 class RevisionState(models.TextChoices):
     """draft -> canary -> live -> retired, or draft -> canary -> rolled_back."""
 
@@ -86,7 +98,7 @@ class PolicyRevision(VersionedModel):
     policy = models.ForeignKey(RoutingPolicy, models.CASCADE, related_name="revisions")
     number = models.PositiveIntegerField()  # 1, 2, 3 ... within the policy
     state = models.CharField(max_length=11, choices=RevisionState, default=RevisionState.DRAFT)
-    settings = models.JSONField()  # routing.schema.Settings with defaults filled in
+    settings = SettingsField()  # routing.schema.Settings with defaults filled in
     digest = models.CharField(max_length=64)  # SHA-256 of the settings
     author = models.ForeignKey(
         django_settings.AUTH_USER_MODEL, models.PROTECT, null=True, blank=True, related_name="revisions"

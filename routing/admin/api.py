@@ -379,7 +379,6 @@ def _explanation(router: Router, explained: ExplainRequest) -> dict[str, Any]:
         # None: the request's group has no response cache. A hit has no decision: nothing is placed.
         "response_cache": None if caches is None or scope is None else caches.explain(request, scope),
         "rejected": decision.choice.skipped,
-        "bound": decision.choice.bound,
         "candidates": decision.candidate_costs().as_json(),
     }
 

@@ -1,11 +1,12 @@
-"""Traffic shares of keys, and the allocation of replicas to keys and task groups by their share.
+"""Shares of keys in the work, and the allocation of replicas to keys and task groups by their share.
 
-Shares. Instead of reducing every count with every request, the weight of a request grows: after ``half_life`` requests
-it has doubled. A share is a key's weight divided by the total. When weights become large, all are scaled down together.
-At most ``2 * MAX_KEYS`` keys are counted; then only the ``MAX_KEYS`` most frequent remain. A key with a share above 1 /
-``MAX_KEYS`` is never dropped, and a dropped key starts from zero.
+Shares. Work is what requests leave to prefill: requests differ by a factor of 1,000 in it. Instead of reducing every
+sum with every request, the weight of a request grows: after ``half_life`` requests it has doubled. A share is a key's
+weight divided by the total. When weights become large, all are scaled down together. At most ``2 * MAX_KEYS`` keys are
+counted; then only the ``MAX_KEYS`` greatest remain. A key with a share above 1 / ``MAX_KEYS`` is never dropped, and a
+dropped key starts from zero.
 
-Allocation. A share of the requests needs the same share of the replicas. The number of replicas changes only if the
+Allocation. A share of the work needs the same share of the replicas. The number of replicas changes only if the
 share is clearly above or below it, because every change leaves prefixes without cache. Each key has a ring order of the
 replicas and in turn picks the first replica that the fewest others have picked, until it has enough. So the sets of
 keys are disjoint as long as there are enough replicas. A number stands for that many replicas of mean weight: a key
@@ -13,7 +14,7 @@ that reaches the weight earlier stops, and a key that has the number but not the
 key that grows picks one more, and one that shrinks loses its last pick; larger keys exchange a quarter of a replica on
 average when all sizes change together. Everything follows from sizes and names, so routers with the same shares agree.
 
-Group shares. A pool's requests are counted by task group, and its own requests as one more group. Every
+Group shares. A pool's work is counted by task group, and its own requests as one more group. Every
 ``REVIEW_REQUESTS`` requests the sizes are reviewed. A group with hardly any traffic has no replicas of its own: it
 shares the first replica of its ring order with others. Sets consist of configured, active replicas. While one of them
 is down or excluded, the next available replica in the group's ring order replaces it, and no other set changes. So no
@@ -30,7 +31,7 @@ from typing import Final, Generic, TypeVar
 
 from xxhash import xxh3_64_intdigest
 
-from routing.balancing.candidates import Candidates
+from routing.balancing.candidates import REQUEST_TOKENS, Candidates
 from routing.balancing.replicas import GroupReplicas
 from routing.balancing.shared_rings import shared_ring
 from routing.prompt.hashing import PrefixHasher
@@ -42,7 +43,7 @@ _MAX_WEIGHT: Final = 1e100
 
 
 class Shares:
-    """Shares of keys among recent requests."""
+    """Shares of keys in the work of recent requests."""
 
     __slots__ = ("_growth", "_total", "_weight", "_weights")
 
@@ -55,11 +56,11 @@ class Shares:
     def __len__(self) -> int:
         return len(self._weights)
 
-    def count(self, key: int) -> None:
-        """Count one request."""
-        weights = self._weights
-        weights[key] = weights.get(key, 0.0) + self._weight
-        self._total += self._weight
+    def count(self, key: int, uncached_tokens: float) -> None:
+        """Count one request, which leaves this many tokens to prefill."""
+        weights, weight = self._weights, (REQUEST_TOKENS + uncached_tokens) * self._weight
+        weights[key] = weights.get(key, 0.0) + weight
+        self._total += weight
         self._weight *= self._growth
         if len(weights) > 2 * MAX_KEYS:
             self._weights = dict(nlargest(MAX_KEYS, weights.items(), key=lambda item: item[1]))
@@ -86,13 +87,13 @@ class Shares:
 # Most of a fraction is rounded down: allocated keys get hits, while the remaining traffic needs most of the prefill.
 GAIN_MARGIN: Final = 0.75  # replicas by which a share must exceed the current number for one more
 LOSS_MARGIN: Final = 0.5  # replicas by which a share must fall below the current number for one less
-MIN_SHARE: Final = 0.1  # in replicas' worth of traffic; a key with less needs no replica of its own
+MIN_SHARE: Final = 0.1  # in replicas' worth of work; a key with less needs no replica of its own
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 def next_size(current: int, share: float) -> int:
-    """Number of replicas for a ``share`` in replicas' worth of traffic, at least 1. ``current``: the number so far."""
+    """Number of replicas for a ``share`` in replicas' worth of work, at least 1. ``current``: the number so far."""
     if current and current - LOSS_MARGIN <= share < current + GAIN_MARGIN:
         return current
     return max(1, int(share + 1 - GAIN_MARGIN))
@@ -177,6 +178,7 @@ class _Picks(Generic[NameT]):
 
 
 REVIEW_REQUESTS: Final = 64  # requests between two reviews; equal shares at the start count as this many requests
+INITIAL_TOKENS: Final = 1000.0  # to prefill by each of those
 NO_GROUP: Final = ""  # stands for the pool's own requests
 _NO_BOUNDS: Final = AutoReplicas()
 
@@ -203,18 +205,18 @@ class GroupShares:
         self._cache: dict[tuple[str, str], tuple[Candidates, Candidates]] = {}
         for _ in range(-(-REVIEW_REQUESTS // len(self._bounds))):
             for name in self._bounds:
-                self._shares.count(_key(name))
+                self._shares.count(_key(name), INITIAL_TOKENS)
         self._review()
 
-    def count(self, group: str) -> None:
+    def count(self, group: str, uncached_tokens: float) -> None:
         """Count a request of a group, with or without ``auto_replicas``, or of the pool's own."""
-        self._shares.count(_key(group))
+        self._shares.count(_key(group), uncached_tokens)
         self._requests += 1
         if not self._requests % REVIEW_REQUESTS:
             self._review()
 
     def share(self, group: str) -> float:
-        """A group's share of the pool's requests, 0 to 1."""
+        """A group's share of the pool's work, 0 to 1."""
         return self._shares.share(_key(group))
 
     def replicas(self, group: str) -> Sequence[ReplicaId]:
@@ -271,7 +273,7 @@ class GroupShares:
         self._cache = {}
 
     def _size(self, name: str, replicas: int) -> int:
-        """Number of replicas for a group's share, within its bounds; 0 for hardly any traffic."""
+        """Number of replicas for a group's share, within its bounds; 0 for hardly any work."""
         current, bounds = self._sizes.get(name, 0), self._bounds[name]
         share = self.share(name) * replicas
         size = next_size(current, share) if share >= (MIN_SHARE / 2 if current else MIN_SHARE) else 0

@@ -38,25 +38,27 @@ REQUEST_TOKENS: Final = 80  # work of a running request besides its prompt: a st
 class Choice:
     """The target of a request, and why it was chosen."""
 
-    __slots__ = ("bound", "common_hits", "hit_tokens", "reason", "skipped", "target", "unrecorded_hit_tokens")
+    __slots__ = ("common_hits", "hit_tokens", "reason", "skipped", "target", "unrecorded_hit_tokens")
 
     def __init__(
         self,
         target: TargetId,
         reason: Reason,
         skipped: tuple[TargetId, ...] = (),
-        bound: int | None = None,
         hit_tokens: int | None = None,
         common_hits: ShareByTokens | None = None,
         unrecorded_hit_tokens: int = 0,
     ) -> None:
         self.target = target
         self.reason = reason
-        self.skipped = skipped  # full replicas that were earlier in ring order
-        self.bound = bound  # requests that bounded load allows there; None: not computed
+        self.skipped = skipped  # homes at which the request would wait too long
         self.hit_tokens = hit_tokens  # predicted cached tokens there; None: not computed
         self.common_hits = common_hits  # learns from the response; None: the target is not the common replica
         self.unrecorded_hit_tokens = unrecorded_hit_tokens  # expected beyond ``hit_tokens``: other routers sent them
+
+    def uncached_tokens(self, prompt_tokens: int) -> int:
+        """Predicted tokens of a prompt to prefill at the target."""
+        return max(0, prompt_tokens - (self.hit_tokens or 0) - self.unrecorded_hit_tokens)
 
 
 class Candidate(NamedTuple):

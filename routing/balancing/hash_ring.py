@@ -1,37 +1,25 @@
-"""Hash ring: the replicas in the order in which a key prefers them, and bounded load along that order.
+"""Hash ring: the replicas in the order in which a key prefers them.
 
 Theory of operation. Consistent hashing: each replica owns points on a ring of 46-bit positions, hashed from its name. A
 key's order depends on names and weights only, never on addresses, health or list order, so every router computes the
 same one. A replica that joins or leaves moves only the keys of its own points. The ring is cut into arcs of a few
 points each with an index of each arc's first point, so that a lookup takes a step or two among any number of replicas.
-A thousand replicas take 9 MB, and 0.1 s to build. A hot key whose first replicas are full is walked far by every
-request: these few walks are cached. Source: Karger et al., "Consistent Hashing and Random Trees", 1997.
+A thousand replicas take 9 MB, and 0.1 s to build. Source: Karger et al., "Consistent Hashing and Random Trees", 1997.
 
 ``nearest`` gives a single preferred replica from several positions of a key: the nearest replica behind any of them.
 The shares of replicas differ less than those of first points.
-
-Bounded load. A replica accepts a request while it runs fewer than ``load_factor`` times its share, by weight, of all
-requests at the candidates including this one, or fewer than ``min_bound``. The first replica in ring order that accepts
-gets the request, so a hot key overflows to the same second and third replica every time, which have it cached then.
-Some replica always accepts, because the shares of all add up to at least all requests. Source: Mirrokni, Thorup,
-Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2016.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from itertools import chain
 from typing import Final, Generic
 
 from xxhash import xxh3_64_intdigest
 
-from routing.balancing.candidates import Candidates, Choice
 from routing.schema.ring import points_of
-from routing.types import NameT, PrefixHash, Reason, TargetId
-
-LONG_WALK_REPLICAS: Final = 16  # replicas after which a walk is cached: the key is hot and its first replicas are full
-MAX_LONG_WALKS: Final = 64  # cached walks
+from routing.types import NameT, PrefixHash
 
 PROBES: Final = 3  # positions that a key has in ``nearest``
 NEAR_POINTS: Final = 16  # points examined behind each position
@@ -50,11 +38,10 @@ _RING_SIZE: Final = 1 << _POSITION_BITS
 class HashRing(Generic[NameT]):
     """A ring of replicas, by name and weight (relative capacity, > 0)."""
 
-    __slots__ = ("_arc_bits", "_arc_starts", "_long_walks", "_names", "_points")
+    __slots__ = ("_arc_bits", "_arc_starts", "_names", "_points")
 
     def __init__(self, weights: Mapping[NameT, float]) -> None:
         self._names = sorted(weights)
-        self._long_walks: dict[PrefixHash, _LongWalk[NameT]] = {}
         points = points_of(weights)
         self._points = sorted(  # position and index, in one integer each
             xxh3_64_intdigest(hashed, number) >> _DROPPED_BITS << _INDEX_BITS | index
@@ -113,10 +100,6 @@ class HashRing(Generic[NameT]):
 
     def walk(self, key: PrefixHash) -> Iterator[NameT]:
         """Distinct replicas, clockwise from the key, computed lazily."""
-        cached = self._long_walks.get(key)
-        return self._clockwise(key) if cached is None else iter(cached)
-
-    def _clockwise(self, key: PrefixHash) -> Iterator[NameT]:
         points, names = self._points, self._names
         if not points:
             return
@@ -131,10 +114,6 @@ class HashRing(Generic[NameT]):
                 yield names[index]
                 if len(seen) == len(names):
                     return
-                if len(seen) == LONG_WALK_REPLICAS and key not in self._long_walks:
-                    if len(self._long_walks) == MAX_LONG_WALKS:
-                        del self._long_walks[next(iter(self._long_walks))]
-                    self._long_walks[key] = _LongWalk(self._clockwise(key))
 
 
 def _hash_input(name: str) -> bytes:
@@ -144,66 +123,3 @@ def _hash_input(name: str) -> bytes:
     order.
     """
     return name.encode().ljust(4, b"\0")
-
-
-class _LongWalk(Generic[NameT]):
-    """The cached walk of a hot key: later walks reuse its replicas and extend it."""
-
-    __slots__ = ("_rest", "_walked")
-
-    def __init__(self, walk: Iterator[NameT]) -> None:
-        self._walked: list[NameT] = []
-        self._rest = walk
-
-    def __iter__(self) -> Iterator[NameT]:
-        at = 0
-        while True:
-            walked = self._walked[at:]
-            at += len(walked)
-            yield from walked
-            if at == len(self._walked):
-                replica = next(self._rest, None)
-                if replica is None:
-                    return
-                self._walked.append(replica)
-
-
-class LoadBound:
-    """The bound on the load of each candidate, and whether a candidate accepts one more request."""
-
-    __slots__ = ("_allowed_requests", "_loads", "_min_bound", "_total_weight", "_weights")
-
-    def __init__(self, candidates: Candidates, load_factor: float, min_bound: int) -> None:
-        self._loads = candidates.loads
-        self._weights = candidates.weights
-        self._total_weight = candidates.weight
-        self._allowed_requests = load_factor * (candidates.order.running + 1)  # of all candidates, including this one
-        self._min_bound = min_bound
-
-    def accepts(self, target: TargetId) -> bool:
-        """Whether a candidate runs no more than ``bound`` with this request."""
-        running = self._loads[target].running
-        return running < self._min_bound or running < self._share(target)
-
-    def bound(self, target: TargetId) -> int:
-        """Requests that a candidate may run, including this one."""
-        return max(self._min_bound, math.ceil(self._share(target)))
-
-    def _share(self, target: TargetId) -> float:
-        return self._allowed_requests * self._weights[target] / self._total_weight
-
-
-def bounded_choice(order: Iterable[TargetId], candidates: Candidates, load_factor: float, min_bound: int) -> Choice:
-    """The first candidate in ``order`` that accepts the request; ``order`` may contain other replicas.
-
-    If ``order`` lacks candidates and none in it accepts, the least loaded candidate of all.
-    """
-    bound = LoadBound(candidates, load_factor, min_bound)
-    skipped: list[TargetId] = []
-    for target in order:
-        if target not in candidates.loads:
-            continue
-        if bound.accepts(target):
-            return Choice(target, Reason.SPILL if skipped else Reason.AFFINITY, tuple(skipped), bound.bound(target))
-        skipped.append(target)
-    return Choice(candidates.order.least_loaded(), Reason.SPILL, tuple(skipped))

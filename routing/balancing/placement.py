@@ -40,8 +40,8 @@ from routing.schema import (
     ReplicaState,
     ResidencySettings,
     RouterConfig,
+    SessionAffinitySettings,
     Tier1,
-    Tier1Settings,
     TieredSettings,
 )
 from routing.types import BLOCK_BYTES, BLOCK_TOKENS, MatchedBy, NoReplicaError, PrefixHash, Reason, ReplicaId, TargetId
@@ -324,7 +324,7 @@ def _preferred_count(route: Route, prefix: PrefixHash) -> int | None:
         return settings.replicas
     if isinstance(route.strategy, AffinityGroups):
         return len(route.strategy.plan().get(prefix, ())) or 1
-    return 1 if isinstance(settings, Tier1Settings | ResidencySettings) else None
+    return 1 if isinstance(settings, ResidencySettings) and not isinstance(settings, SessionAffinitySettings) else None
 
 
 class _Pool(NamedTuple):
@@ -495,10 +495,7 @@ class Placement:
         """
         route = decision.route
         if not is_retry:
-            if route.shares is not None:
-                route.shares.count(route.group)
-            if route.counting_strategy is not None:
-                route.counting_strategy.count_request(decision.keys)
+            record_traffic(route, decision.choice, decision.keys)
         residency = self._residency if route.pool in self._residency_pools else None
         if residency is not None and not decision.keys.reads_cache:
             self._record_stored(decision)
@@ -539,6 +536,15 @@ class Placement:
         return decision.choice.target in decision.route.replicas.candidates(health, decision.served.adapter)
 
 
+def record_traffic(route: Route, choice: Choice, keys: Keys) -> None:
+    """Count a request's work for its task group and its prefix."""
+    uncached_tokens = choice.uncached_tokens(keys.prompt_tokens)
+    if route.shares is not None:
+        route.shares.count(route.group, uncached_tokens)
+    if route.counting_strategy is not None:
+        route.counting_strategy.count_request(keys, uncached_tokens)
+
+
 def record_dispatch(
     choice: Choice,
     keys: Keys,
@@ -555,8 +561,8 @@ def record_dispatch(
     record = residency.insert(
         choice.target, keys.chain, loads.clock(), keys.estimate, keys.block_tokens, common_hits=choice.common_hits
     )
-    cached_tokens = tokens if is_prefilled else (choice.hit_tokens or 0) + choice.unrecorded_hit_tokens
-    return loads.dispatch(choice.target, max(0, tokens - cached_tokens), record, is_plain=is_plain)
+    uncached = 0 if is_prefilled else choice.uncached_tokens(keys.prompt_tokens)
+    return loads.dispatch(choice.target, uncached, record, is_plain=is_plain)
 
 
 def _is_untried(route: Route, target: TargetId, excluded: Collection[ReplicaId]) -> bool:

@@ -147,10 +147,10 @@ class Route:
     group: str  # "" for the pool's own requests
     policy: PolicyConfig  # with the revision that places
     strategy: Strategy
-    counting_strategy: AffinityGroups | None  # the strategy, if it counts requests
+    counting_strategy: AffinityGroups | None  # the strategy, if it counts work
     replicas: GroupReplicas
     tier1: Tier1  # boundary of the tier-1 prefix
-    shares: GroupShares | None  # counts the group's requests; None: no group of the pool has ``auto_replicas``
+    shares: GroupShares | None  # counts the group's work; None: no group of the pool has ``auto_replicas``
     follows_traffic: bool  # whether ``shares`` determine its replicas
     arm: Arm | None = None  # None: the policy has no canary
     canary_rule: CanaryRule | None = None  # of the policy, on the active route

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from routing.balancing.load_tracker import LoadTracker, Ticket
-from routing.balancing.placement import record_dispatch
+from routing.balancing.placement import record_dispatch, record_traffic
 from routing.balancing.replicas import HealthRegistry
 from routing.balancing.residency import RUN_TOKENS, Residency
 from routing.balancing.routes import Route, RouteBuilder, uses_residency
@@ -142,10 +142,7 @@ class ModelledRouter:
         keys = CapturedKeys(captured, request.index, self._boundaries[route.group])
         choice = route.strategy.choose(keys, candidates)
         reasons[choice.reason] += 1
-        if route.shares is not None:
-            route.shares.count(route.group)
-        if route.counting_strategy is not None:
-            route.counting_strategy.count_request(keys)
+        record_traffic(route, choice, keys)
         request.placer_data = record_dispatch(choice, keys, loads, self._residency)
         return choice.target
 

@@ -200,7 +200,7 @@ class StrategyPlacer:
         choice = self.choose(keys, now_s)
         self.reasons[choice.reason] += 1
         if self._counting_strategy is not None:
-            self._counting_strategy.count_request(keys)
+            self._counting_strategy.count_request(keys, choice.uncached_tokens(keys.prompt_tokens))
         request.placer_data = record_dispatch(choice, keys, self.loads, self._residency)
         return self._index_by_name[choice.target]
 

@@ -25,6 +25,7 @@ from routing.schema.fields import embedded_addresses as embedded_addresses
 from routing.schema.fields import explain_reason as explain_reason
 from routing.schema.fields import is_loopback as is_loopback
 from routing.schema.fields import is_within as is_within
+from routing.schema.fields import without_removed as without_removed
 from routing.schema.fields import without_secrets as without_secrets
 from routing.schema.fleet import KEY_HEX as KEY_HEX
 from routing.schema.fleet import OLDEST_SCHEMA as OLDEST_SCHEMA
@@ -91,8 +92,8 @@ from routing.schema.ring import moved_ratio as moved_ratio
 from routing.schema.ring import points_of as points_of
 from routing.schema.strategies import PREFIX_SPACE as PREFIX_SPACE
 from routing.schema.strategies import AffinityGroupsSettings as AffinityGroupsSettings
+from routing.schema.strategies import AffinitySettings as AffinitySettings
 from routing.schema.strategies import Boundary as Boundary
-from routing.schema.strategies import BoundedLoad as BoundedLoad
 from routing.schema.strategies import CacheAwareSettings as CacheAwareSettings
 from routing.schema.strategies import Canary as Canary
 from routing.schema.strategies import CostSettings as CostSettings

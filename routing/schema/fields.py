@@ -9,13 +9,18 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
 
-_forms: dict[str, str] = {}  # reasons for people, by msgspec's reason
+REMOVED_SETTINGS: Final = ("load_factor", "min_bound")  # of strategies in documents of earlier releases
+
+_forms = {  # reasons for people, by msgspec's reason
+    f"Object contains unknown field `{name}`": f"{name} was removed; slack_s bounds the additional wait"
+    for name in REMOVED_SETTINGS
+}
 
 
 def matching(pattern: str, *, form: str = "", **constraints: Any) -> Meta:
@@ -30,7 +35,7 @@ def matching(pattern: str, *, form: str = "", **constraints: Any) -> Meta:
 
 
 def explain_reason(reason: str) -> str:
-    """The form that a string should have, where msgspec quotes its pattern; other reasons as they are."""
+    """The reason for people, where there is one; other reasons as they are."""
     return _forms.get(reason, reason)
 
 
@@ -69,6 +74,16 @@ class Frozen(Struct, frozen=True, forbid_unknown_fields=True):
         fields = ((name, getattr(self, name)) for name in self.__struct_fields__)
         texts = (f"{name}={HIDDEN if name in SECRET_FIELDS and value else repr(value)}" for name, value in fields)
         return f"{type(self).__name__}({', '.join(texts)})"
+
+
+def without_removed(stored: Any) -> Any:
+    """A stored document, or a part of one, without the ``REMOVED_SETTINGS`` of strategies."""
+    if isinstance(stored, list):
+        return [without_removed(item) for item in stored]
+    if not isinstance(stored, dict):
+        return stored
+    removed = REMOVED_SETTINGS if "strategy" in stored else ()
+    return {name: without_removed(value) for name, value in stored.items() if name not in removed}
 
 
 def without_secrets(config: Frozen) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from routing.schema.access import Access, check_access
 from routing.schema.fields import (
+    REMOVED_SETTINGS,
     AddressRules,
     ConfigError,
     Frozen,
@@ -37,6 +38,7 @@ from routing.schema.fields import (
     decode,
     matching,
     number,
+    without_removed,
 )
 from routing.schema.limits import (
     LEAST_URGENT,
@@ -59,7 +61,7 @@ from routing.schema.requests import (
 )
 from routing.schema.response_cache import ResponseCache, SemanticCache
 from routing.schema.ring import MAX_ON_RING
-from routing.schema.strategies import PolicyConfig, Tier1
+from routing.schema.strategies import AffinitySettings, PolicyConfig, Tier1
 
 EMBEDDINGS = "/v1/embeddings"
 Tier1Hash = Annotated[str, matching(r"[0-9a-f]{16}")]  # as decisions and /admin/explain show it
@@ -85,7 +87,7 @@ class GroupMatch(Frozen, frozen=True):
 
 
 class AutoReplicas(Frozen, frozen=True):
-    """Gives a task group a number of replicas that follows its share of the pool's requests.
+    """Gives a task group a number of replicas that follows its share of the pool's work, the tokens to prefill.
 
     Sets of different groups are disjoint while there are enough replicas.
     """
@@ -557,9 +559,11 @@ class LoadedSnapshot(Frozen, frozen=True):
 
 
 _DEFAULT_LIMITS = Limits()
+_DEFAULT_AFFINITY = AffinitySettings()
 _encoder = msgspec.json.Encoder(order="deterministic")
 _envelopes = msgspec.json.Decoder(Snapshot)
 _configs = msgspec.json.Decoder(RouterConfig)
+_documents = msgspec.json.Decoder()
 
 
 def dump_snapshot(config: RouterConfig, revision: int) -> LoadedSnapshot:
@@ -580,7 +584,8 @@ def load_snapshot(document: bytes) -> LoadedSnapshot:
     if envelope.sha256 is not UNSET and envelope.sha256 != actual:
         reason = f"the config's digest is {actual}, not {envelope.sha256[:64]}: it was altered or truncated"
         raise ConfigError("$.sha256", reason)
-    config = decode(_configs, body)
+    is_older = any(name.encode() in body for name in REMOVED_SETTINGS)
+    config = decode(_configs, msgspec.json.encode(without_removed(decode(_documents, body))) if is_older else body)
     check_config(config)
     return LoadedSnapshot(
         revision=envelope.revision,
@@ -623,6 +628,9 @@ def encode_config(config: RouterConfig) -> bytes:
     _omit_default(tree["pools"], "warm_up")
     _omit_default(tree["pools"], "disaggregation")
     _omit_default(tree["pools"], "allowed_origins", ())
+    policies = [row["policy"] for pool in tree["pools"] for row in (pool, *pool["groups"]) if row["policy"]]
+    arms = [arm["settings"] for policy in policies for arm in (policy, policy.get("canary")) if arm]
+    _omit_default(arms, "slack_s", _DEFAULT_AFFINITY.slack_s)
     replicas = [replica for pool in tree["pools"] for replica in pool["replicas"]]
     _omit_default(replicas, "kv_events")
     _omit_default(replicas, "role", ReplicaRole.BOTH.value)
@@ -635,7 +643,7 @@ def encode_config(config: RouterConfig) -> bytes:
 
 def _omit_default(rows: Iterable[dict[str, object]], name: str, default: object = None) -> None:
     for row in rows:
-        if row[name] == default:
+        if row.get(name, ...) == default:
             del row[name]
 
 

@@ -78,25 +78,32 @@ class PowerOfTwoSettings(PolicySettings, tag="power_of_two", frozen=True):
     name: ClassVar[str] = "power_of_two"
 
 
-class BoundedLoad(PolicySettings, frozen=True):
-    """Settings of the strategies that use consistent hashing with bounded load."""
+class ResidencySettings(PolicySettings, frozen=True):
+    """Base of the settings of strategies that use the estimated cached blocks of each replica."""
 
-    load_factor: Annotated[
+
+class AffinitySettings(ResidencySettings, frozen=True):
+    """Base of the settings of strategies that prefer a home."""
+
+    slack_s: Annotated[
         float,
-        number("ratio", 1.0, 100.0, "How far above the mean load a replica still accepts requests of its prefixes."),
-    ] = 2.0
-    min_bound: Annotated[
-        int, number("requests", 1, 100_000, "Number of running requests that a replica always accepts.")
-    ] = 4
+        number(
+            "seconds",
+            0.0,
+            60.0,
+            "Additional wait at a preferred replica, in seconds of prefill, that is accepted beyond what its cached "
+            "prefix saves.",
+        ),
+    ] = 0.06
 
 
-class SessionAffinitySettings(BoundedLoad, tag="session_affinity", frozen=True):
+class SessionAffinitySettings(AffinitySettings, tag="session_affinity", frozen=True):
     """Keeps each conversation on one replica."""
 
     name: ClassVar[str] = "session_affinity"
 
 
-class Tier1Settings(BoundedLoad, frozen=True):
+class Tier1Settings(AffinitySettings, frozen=True):
     """Settings of the strategies that hash the tier-1 prefix; a pool's or group's ``tier1`` takes precedence."""
 
     boundary: BoundaryKind = Boundary.AUTO
@@ -131,19 +138,16 @@ class AffinityGroupsSettings(Tier1Settings, tag="affinity_groups", frozen=True):
     name: ClassVar[str] = "affinity_groups"
 
     hot_ratio: Annotated[
-        float, number("ratio", 0.01, 1.0, "Share of all requests above which a tier-1 prefix gets its own replicas.")
+        float,
+        number("ratio", 0.01, 1.0, "Share of the tokens to prefill above which a tier-1 prefix gets its own replicas."),
     ] = 0.1
     half_life: Annotated[
         int, number("requests", 100, 1_000_000, "Number of requests after which a request counts half in the shares.")
     ] = 1000
 
 
-class ResidencySettings(PolicySettings, frozen=True):
-    """Base of the settings of strategies that use the estimated cached blocks of each replica."""
-
-
-class CacheAwareSettings(BoundedLoad, ResidencySettings, tag="cache_aware", frozen=True):
-    """Sends each request to the replica that has most of its prompt cached, until that replica is full."""
+class CacheAwareSettings(AffinitySettings, tag="cache_aware", frozen=True):
+    """Sends each request to the replica that has most of its prompt cached, unless waiting there costs more."""
 
     name: ClassVar[str] = "cache_aware"
 

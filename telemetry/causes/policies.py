@@ -167,8 +167,8 @@ def check_overflow(evidence: Evidence) -> Finding | None:
         certainty,
         f"{percent(now)} of the requests overflowed to another replica because the one with their prefix was too busy; "
         f"before, {percent(before or 0.0)} did.",
-        "Add replicas, or let requests wait longer for a replica that has their prefix: a higher load_factor "
-        "(prefix_hash, tiered) or a higher alpha (lowest_cost). Test it on recorded traffic first.",
+        "Add replicas, or let requests wait longer for a replica that has their prefix: a higher alpha (lowest_cost) "
+        "or a higher slack_s. Test it on recorded traffic first.",
         {"overflow_ratio": round(now, 4), "baseline_overflow_ratio": before and round(before, 4)},
     )
 

@@ -19,6 +19,7 @@ LOOK_BACK_S = 2 * BEFORE_S  # for slow effects: a replica is down before it retu
 NO_EVENT = 0.7  # certainty for a lost replica without an event
 MAX_EARLIER_SHARE = 0.25  # of its share now, at most, that an added replica had before
 MAX_REMAINING_SHARE = 0.25  # of its share before, at most, that a lost replica has now
+MAX_SHARE_OF_OUT = 0.5  # the same with an event, which may come late in the first scrape of the drop
 ADDED = frozenset(
     {"replica_added", "replica_adopted", "replica_readmitted", "replica_state_changed", "replica_up", "replicas_found"}
 )
@@ -137,10 +138,12 @@ def lost_replicas(evidence: Evidence) -> tuple[list[str], list[RelatedEvent]]:
     """Replicas that had traffic and have almost none now, and the events that explain it."""
     before, now = evidence.before.shares, evidence.now.shares
     had_traffic = [name for name, share in before.items() if name and share > MIN_TOKEN_SHARE]
-    lost = {name for name in had_traffic if now.get(name, 0.0) < MAX_REMAINING_SHARE * before[name]}
     since = evidence.event_limit(LOOK_BACK_S)
     events = [event for event in _events_at(evidence, had_traffic, *OUT) if event.at >= since]
-    candidates = lost & {event.replica for event in events} or lost
+    out = {event.replica for event in events}
+    remaining = {name: now.get(name, 0.0) / before[name] for name in had_traffic}
+    lost = {name for name, share in remaining.items() if share < MAX_REMAINING_SHARE}
+    candidates = {name for name in out if remaining[name] < MAX_SHARE_OF_OUT} or lost
     names = sorted(candidates - set(restarted_replicas(evidence)))
     return names, [event for event in events if event.replica in names]
 

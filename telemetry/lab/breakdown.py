@@ -238,7 +238,7 @@ LOSS_TEXTS = {
         "Placement",
         "Another replica had more of the prompt cached than the chosen one.",
         "Choose a cache-aware strategy. If there is one, this is the cost of balancing load: add replicas, or raise "
-        "alpha (lowest_cost) or load_factor (prefix_hash).",
+        "alpha (lowest_cost) or slack_s.",
         "policies",
     ),
     "stale": LossText(

@@ -13,8 +13,11 @@ from telemetry.metrics.windows import cacheable_tokens
 from telemetry.models import Decision
 
 REASONS = {  # label, explanation
-    "affinity": ("Preferred replica", "Consistent hashing assigns the prefix to this replica, and it had capacity."),
-    "spill": ("Overflow", "The preferred replicas were at their load limit, so the next one in ring order was chosen."),
+    "affinity": (
+        "Preferred replica",
+        "The prefix belongs to this replica, and waiting there cost little more than elsewhere.",
+    ),
+    "spill": ("Overflow", "The request would have waited too long at the preferred replica."),
     "no_key": ("No prefix", "The request has no prefix or session to place it by, so the least loaded was chosen."),
     "least_load": ("Least load", "It was the least loaded replica."),
     "round_robin": ("Round robin", "It was the next replica in turn."),

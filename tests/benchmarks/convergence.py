@@ -63,7 +63,7 @@ def _publication_s(folder: Path, socket_dir: Path) -> list[float]:
         reconcile_routers()
         for number in range(PUBLICATIONS):
             started = time.perf_counter()
-            publish_revision(save_draft(policy, {"strategy": "prefix_hash", "load_factor": 1 + number / 100}).pk)
+            publish_revision(save_draft(policy, {"strategy": "prefix_hash", "slack_s": 1 + number / 100}).pk)
             reconcile_routers()
             durations_s.append(time.perf_counter() - started)
             if {router.revision for router in routers} != {routers[0].revision}:

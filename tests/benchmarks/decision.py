@@ -2,9 +2,8 @@
 
 ``full`` is everything between the last byte of a request and the choice of its replica: parsing, canonical prompt,
 hashes and choice, with loads that change with every request, plus dispatch, first byte and end. Keys are spread over
-512 prefixes, or all equal in the ``one hot key`` rows, the worst case of bounded load: half the fleet is full and
-every request walks past it. ``blocks``, for decision records, is extra. Times are the minimum of several rounds, in
-microseconds of one core.
+512 prefixes, or all equal in the ``one hot key`` rows. ``blocks``, for decision records, is extra. Times are the
+minimum of several rounds, in microseconds of one core.
 """
 
 from __future__ import annotations

@@ -158,9 +158,9 @@ def test_the_agreement_benchmark_compares_two_routers_and_two_workers(
     rows = {tuple(line.split()[:2]): line.split()[2:] for line in capsys.readouterr().out.splitlines()[5:]}
 
     assert set(rows) == {(settings.name, kind) for settings in agreement.STRATEGIES for kind in ("routers", "workers")}
-    assert set(rows["prefix_hash", "workers"][::2]) == {"0.0"}
-    assert rows["prefix_hash", "routers"][0] == "0.0"
-    assert float(rows["lowest_cost", "routers"][-2]) > 0
+    for settings in agreement.STRATEGIES:
+        routers, workers = (float(rows[settings.name, kind][-2]) for kind in ("routers", "workers"))
+        assert 0 < workers < routers  # at the highest load, which workers share
     assert {len(cells) for cells in rows.values()} == {2 * len(agreement.LOADS)}
 
 

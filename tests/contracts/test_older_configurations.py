@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from routing.schema import dump_snapshot, load_snapshot
+from routing.schema import Boundary, PrefixHashSettings, SessionAffinitySettings, dump_snapshot, load_snapshot
 
 FOLDER = Path(__file__).parent.parent / "data" / "configurations"
 WITHOUT_CANARIES = FOLDER / "without_canaries.json"
@@ -25,6 +25,23 @@ def test_a_policy_without_a_canary_field_has_no_canary() -> None:
 
     assert len(policies) == 3
     assert [policy.canary for policy in policies] == [None] * 3
+
+
+def test_settings_that_were_removed_are_left_out() -> None:
+    """Older routers kept them in their state files, and older control planes in published configurations."""
+    document = WITHOUT_CANARIES.read_bytes()
+    pool = load_snapshot(document).config.pools[0]
+
+    assert b'"load_factor":2.0,"min_bound":4' in document
+    assert pool.policy.settings == PrefixHashSettings(boundary=Boundary.BYTES)
+    assert pool.groups[1].policy
+    assert pool.groups[1].policy.settings == SessionAffinitySettings()
+
+
+def test_the_default_slack_is_left_out_so_that_older_routers_read_the_configuration() -> None:
+    config = load_snapshot(WITHOUT_CANARIES.read_bytes()).config
+
+    assert b"slack_s" not in dump_snapshot(config, 8).document
 
 
 def test_a_configuration_without_a_canary_is_readable_by_routers_from_before_canaries() -> None:

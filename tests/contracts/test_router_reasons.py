@@ -3,7 +3,7 @@
 from routing.types import Reason
 from telemetry.metrics.router import NO_PREFERENCE_REASONS, OVERFLOW_REASONS
 
-PREFERRED = {"affinity", "hot", "hit", "cold", "no_key"}
+PREFERRED = {"affinity", "hit", "cold", "no_key"}
 
 
 def test_every_reason_is_overflow_preferred_or_without_preference():

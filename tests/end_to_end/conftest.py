@@ -183,7 +183,7 @@ def full(site, operator):
     pool = warm_fleet(now, seconds=600, replicas=8, by=operator)
     create_channel("on-call", config={"url": "http://127.0.0.1:1/hook"})
     drop_alert(pool, now)
-    save_draft(pool.policies.get(group=None), {"strategy": "prefix_hash", "load_factor": 1.5}, by=operator)
+    save_draft(pool.policies.get(group=None), {"strategy": "prefix_hash", "slack_s": 1.5}, by=operator)
     sources_at_work(pool, now)
     store_prompts(Router.objects.get(), now, {("chat", "coding"): (DATED, 12), ("chat", "summaries"): ("", 12)})
     Router.objects.update(
@@ -284,7 +284,7 @@ def everything(full, operator):
         set_heartbeat(url=receiver.url, every_s=60)
     disable_channel(dead, reason="a message was tried 10 times and never arrived", now=now)
     Channel.objects.filter(name="on-call").update(failed_at=now, error="status 500: try later")
-    draft = save_draft(policy, {"strategy": "prefix_hash", "load_factor": 1.25}, by=operator)
+    draft = save_draft(policy, {"strategy": "prefix_hash", "slack_s": 1.25}, by=operator)
     predict_draft(draft, hit_rate=(-0.12, 0.02))
     update_pool(full, what_if={"mode": "require"})
     predictions_of_every_kind()

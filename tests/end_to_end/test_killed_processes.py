@@ -62,7 +62,7 @@ class Stand:
 
     def publish(self) -> bool:
         """Publish a revision with different settings."""
-        draft = {"settings": {"strategy": "prefix_hash", "load_factor": 1.5 + self.published % 7 / 4}}
+        draft = {"settings": {"strategy": "prefix_hash", "slack_s": 1.5 + self.published % 7 / 4}}
         return (
             self.rest.put("policies/default/draft", json=draft).is_success
             and self.rest.post("policies/default/publish", json={"reason": "a try"}).is_success

@@ -41,10 +41,10 @@ def test_with_the_keyboard_alone(site, policy, complaints):
     tab_to(page, "prefix_hash")
     page.keyboard.press("Enter")
     page.wait_for_url("**strategy=prefix_hash")
-    tab_to(page, "Load factor")
+    tab_to(page, "Slack tokens")
     page.keyboard.press("Control+a")
     page.keyboard.type("1.5")
-    expect(page.locator("#check")).to_contain_text("load factor1.5")
+    expect(page.locator("#check")).to_contain_text("slack tokens1.5")
     tab_to(page, "Save draft")
     page.keyboard.press("Enter")
     page.wait_for_url(re.compile(r"/policies/\d+/$"))
@@ -54,7 +54,7 @@ def test_with_the_keyboard_alone(site, policy, complaints):
     page.keyboard.press("Enter")
 
     expect(page.get_by_role("status").first).to_contain_text("Revision 2 is active")
-    assert policy.live().settings["load_factor"] == 1.5
+    assert policy.live().settings["slack_s"] == 1.5
     acknowledge()
     page.reload()
 
@@ -92,10 +92,10 @@ def test_without_scripts(site, policy):
     page.goto("/policies/")
     page.get_by_role("link", name="Edit policy chat").click()
     page.get_by_role("link", name="prefix_hash").click()
-    page.get_by_label("Load factor").fill("0")
+    page.get_by_label("Slack tokens").fill("-1")
     page.get_by_role("button", name="Save draft").click()
-    expect(page.locator("#id_load_factor_error", has_text="at least 1.0")).to_be_visible()
-    page.get_by_label("Load factor").fill("1.5")
+    expect(page.locator("#id_slack_s_error", has_text="at least 0.0")).to_be_visible()
+    page.get_by_label("Slack tokens").fill("1.5")
     page.get_by_role("button", name="Save draft").click()
     page.get_by_label("Reason").fill("Warm prompts")
     page.get_by_role("button", name="Publish revision 2").click()

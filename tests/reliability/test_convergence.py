@@ -21,7 +21,7 @@ HEARTBEAT_S = 10.0
 
 
 def publish(policy, number):
-    return publish_revision(save_draft(policy, {"strategy": "prefix_hash", "load_factor": 1.0 + number / 100}).pk)
+    return publish_revision(save_draft(policy, {"strategy": "prefix_hash", "slack_s": 1.0 + number / 100}).pk)
 
 
 def newest():

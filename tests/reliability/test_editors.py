@@ -18,7 +18,7 @@ def add_one(policy) -> int:
     """Increment a setting with optimistic locking; number of conflicts."""
     for conflicts in range(10_000):
         live = policy.live()
-        settings = {"strategy": "prefix_hash", "load_factor": live.settings["load_factor"] + 1}
+        settings = {"strategy": "prefix_hash", "slack_s": live.settings["slack_s"] + 1}
         try:
             draft = save_draft(policy, settings, based_on=live.number)
             publish_revision(draft.pk, expected_digest=draft.digest)
@@ -29,7 +29,7 @@ def add_one(policy) -> int:
 
 
 def test_each_of_fifty_concurrent_changes_is_kept(policy):
-    publish_revision(save_draft(policy, {"strategy": "prefix_hash", "load_factor": 1.0}).pk)
+    publish_revision(save_draft(policy, {"strategy": "prefix_hash", "slack_s": 1.0}).pk)
 
     def edit(_: int) -> int:
         with CONNECTIONS:
@@ -40,9 +40,9 @@ def test_each_of_fifty_concurrent_changes_is_kept(policy):
 
     with ThreadPoolExecutor(EDITORS) as threads:
         conflicts = list(threads.map(edit, range(EDITORS), timeout=200))
-    assert policy.live().settings["load_factor"] == 1.0 + EDITORS
+    assert policy.live().settings["slack_s"] == 1.0 + EDITORS
     factors = [
-        revision.settings["load_factor"]
+        revision.settings["slack_s"]
         for revision in policy.revisions.order_by("number")
         if revision.settings["strategy"] == "prefix_hash"
     ]

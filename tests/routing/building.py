@@ -80,7 +80,7 @@ def request(
 
 def as_tuple(choice: Choice) -> tuple[object, ...]:
     """All fields of a choice."""
-    return choice.target, choice.reason, choice.skipped, choice.bound, choice.hit_tokens
+    return choice.target, choice.reason, choice.skipped, choice.hit_tokens
 
 
 class FixedKeys:

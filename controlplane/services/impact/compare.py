@@ -89,7 +89,7 @@ def _config_of(snapshot: ConfigSnapshot) -> schema.RouterConfig:
     except (DecryptionError, schema.ConfigError):
         pass
     try:
-        return msgspec.convert(_fill_hidden(snapshot.document), schema.RouterConfig)
+        return msgspec.convert(schema.without_removed(_fill_hidden(snapshot.document)), schema.RouterConfig)
     except msgspec.ValidationError as error:
         raise ConflictError(
             f"Configuration {snapshot.number} was written by a release whose format this release cannot read: {error}."

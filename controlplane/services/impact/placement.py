@@ -146,25 +146,13 @@ def strategy_consequence(before: Route, after: Route) -> Consequence:
             "every prompt counts as uncached"
         )
         return Consequence(Impact.COLD_CACHES, text)
-    old_affinity, affinity = AFFINITY.get(old.name), AFFINITY.get(new.name)
-    moved = moved_by_chance(after.points)
-    if affinity is None:
-        if old_affinity is None and not isinstance(old, schema.ResidencySettings):
-            return Consequence(
-                Impact.PLACEMENT, "neither strategy keeps a prefix on one replica, so no cache becomes cold"
-            )
-        text = (
-            "prompts no longer go to the replica that cached them; they reach it by chance, about once in "
-            f"{format_count(len(after.replicas), 'request')}"
-        )
-        return Consequence(Impact.COLD_CACHES, text, moved)
-    same_ring = "affinity_groups" not in {old.name, new.name} and affinity == old_affinity
-    if same_ring and _boundary_in_use(before.tier1) == _boundary_in_use(after.tier1):
-        moved = _moved_conversations_ratio(before, after)
-        text = f"prefixes keep their preferred replica, and {percent(moved)} of conversations move to another replica"
-        return Consequence(Impact.MOVE, text, moved)
-    text = f"{percent(moved)} of cached {affinity} move to another replica and must be computed again once"
-    return Consequence(Impact.COLD_CACHES, text, moved)
+    if not isinstance(old, schema.ResidencySettings):
+        return Consequence(Impact.PLACEMENT, "neither strategy keeps a prefix on one replica, so no cache becomes cold")
+    text = (
+        "prompts no longer go to the replica that cached them; they reach it by chance, about once in "
+        f"{format_count(len(after.replicas), 'request')}"
+    )
+    return Consequence(Impact.COLD_CACHES, text, moved_by_chance(after.points))
 
 
 def _tracks_blocks(pool: schema.PoolConfig) -> bool:
@@ -183,21 +171,15 @@ def _moved_conversations_ratio(before: Route, after: Route) -> float:
 
 # By field: the effect on requests, the text, and how it continues if the value decreases or increases.
 _SETTINGS: dict[str, tuple[Impact, str, str, str]] = {
-    "load_factor": (
+    "slack_s": (
         Impact.PLACEMENT,
-        "a replica takes up to {new} times its share of requests before they overflow, instead of {old}: ",
-        "load is more even, and more requests overflow to another replica",
-        "fewer requests overflow, and load may be less even",
-    ),
-    "min_bound": (
-        Impact.PLACEMENT,
-        "a replica always takes up to {new} requests, instead of {old}, however small its share: ",
+        "a request waits for its preferred replica up to {new} s of prefill longer than that saves, instead of {old}: ",
         "more requests overflow to another replica",
-        "fewer requests overflow to another replica",
+        "fewer requests overflow, and they wait longer",
     ),
     "hot_ratio": (
         Impact.MOVE,
-        "a prefix gets its own replicas from {new} of requests on, instead of {old}: ",
+        "a prefix gets its own replicas from {new} of the work on, instead of {old}: ",
         "more prefixes have their own replicas, and prefixes that move are cold at first",
         "fewer prefixes have their own replicas, and prefixes that move are cold at first",
     ),
@@ -269,10 +251,10 @@ def boundary_consequence(before: Route, after: Route) -> Consequence:
             return Consequence(Impact.MOVE, text + "only prompts without the marker move")
     moved = moved_by_chance(after.points)
     text += (
-        f"all prefixes get new hashes, and {percent(moved)} of them move to another replica, where they start cold. "
-        "Prefix hashes in earlier records no longer match"
+        f"all prefixes get new hashes, and {percent(moved)} of them another preferred replica, to which they move when "
+        "the one that has them cached is busy. Prefix hashes in earlier records no longer match"
     )
-    return Consequence(Impact.COLD_CACHES, text, moved)
+    return Consequence(Impact.MOVE, text, moved)
 
 
 def _boundary_in_use(tier1: schema.Tier1 | None) -> tuple[Any, ...] | None:

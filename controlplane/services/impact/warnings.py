@@ -10,12 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from controlplane.services.impact.effect import Route, enumerate_names, format_count, percent, routes_of
-from controlplane.services.impact.placement import AFFINITY
 from routing import schema
 
 BYTES_PER_TOKEN = 4  # of English text, roughly; routers assume the same: 256 bytes are about 64 tokens
 ASSUMED_TOKENS = 262_144  # cache size of a replica until its engine reports one
-MIN_LOAD_FACTOR = 1.05  # a lower one overflows at the slightest imbalance
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +120,7 @@ def _no_active_group_replica(route: Route) -> str | None:
 )
 def _only_one_replica(route: Route) -> str | None:
     settings = route.settings
-    if len(route.points) != 1 or not (settings.name in AFFINITY or isinstance(settings, schema.ResidencySettings)):
+    if len(route.points) != 1 or not isinstance(settings, schema.ResidencySettings):
         return None
     return f"Requests of {route.label} have only one active replica, {route.replicas[0].name}."
 
@@ -157,57 +155,7 @@ def _capacity_unknown(route: Route) -> str | None:
     return f"The cache size of {enumerate_names(unknown)} is not known yet; {ASSUMED_TOKENS:,} tokens are assumed."
 
 
-# --- bounded load ---------------------------------------------------------------------------------------
-
-
-@_rule(
-    "load-factor-too-low",
-    "load_factor",
-    "Load stays even; requests that overflow go to a stable second replica.",
-    "Choose 1.25 to 2, and watch the share of requests that overflow.",
-)
-def _load_factor_too_low(route: Route) -> str | None:
-    settings = route.settings
-    if not isinstance(settings, schema.BoundedLoad) or settings.load_factor >= MIN_LOAD_FACTOR or len(route.points) < 2:
-        return None
-    requests = format_count(settings.min_bound * len(route.points), "request")
-    return (
-        f"Load factor {settings.load_factor:g} gives a replica hardly more than its share: with more than {requests} "
-        "at once about every second request overflows."
-    )
-
-
-@_rule(
-    "load-factor-too-high",
-    "load_factor",
-    "Failing replicas still get no requests.",
-    "Choose a load factor well below the number of replicas, such as 2.",
-)
-def _load_factor_too_high(route: Route) -> str | None:
-    settings = route.settings
-    if not isinstance(settings, schema.BoundedLoad) or len(route.points) < 2:
-        return None
-    if settings.load_factor * min(route.points.values()) < sum(route.points.values()):
-        return None
-    replicas = format_count(len(route.points), "replica")
-    return f"Load factor {settings.load_factor:g} lets one of {replicas} take every request: no request ever overflows."
-
-
-@_rule(
-    "min-bound-too-high",
-    "min_bound",
-    "No more requests run at once than the concurrency limit allows.",
-    "Lower min_bound to the number of requests that one replica can process.",
-)
-def _min_bound_too_high(route: Route) -> str | None:
-    settings = route.settings
-    limit = (route.group.concurrency if route.group else None) or route.pool.concurrency
-    if not isinstance(settings, schema.BoundedLoad) or limit is None or settings.min_bound < limit.max_running:
-        return None
-    return (
-        f"A replica always accepts {format_count(settings.min_bound, 'request')}, and no more than "
-        f"{limit.max_running:,} run at once: the load factor has no effect."
-    )
+# --- homes ----------------------------------------------------------------------------------------------
 
 
 @_rule(
@@ -234,7 +182,7 @@ def _hot_ratio_too_low(route: Route) -> str | None:
     settings, active = route.settings, len(route.replicas)
     if not isinstance(settings, schema.AffinityGroupsSettings) or active < 2 or settings.hot_ratio * active >= 1:
         return None
-    share = f"{percent(settings.hot_ratio)} of requests"
+    share = f"{percent(settings.hot_ratio)} of the work"
     return f"A prefix gets its own replicas from {share} on, which is less than the share of one of {active} replicas."
 
 

@@ -88,7 +88,13 @@ class CostQuery:
     )
 
     def __init__(
-        self, match: Match, key: int, prompt_tokens: int, candidates: Candidates, ring: HashRing[TargetId]
+        self,
+        match: Match,
+        key: int,
+        prompt_tokens: int,
+        candidates: Candidates,
+        ring: HashRing[TargetId],
+        preferred: TargetId | None = None,
     ) -> None:
         self.match = match  # cached prefixes by replica
         self.key = key  # determines the preferred replica
@@ -99,7 +105,7 @@ class CostQuery:
         self.common_hits: ShareByTokens | None = None  # where that share was learnt
         self.tie_tokens = 0.0  # by which costs may differ and count as equal, besides ``CostRule``'s own limits
         self._ring = ring
-        self._preferred: TargetId | None = None
+        self._preferred = preferred
 
     @property
     def preferred(self) -> TargetId | None:
@@ -174,40 +180,92 @@ class CostRule:
         query = self._query(match, key, prompt_tokens, candidates)
         query.tie_tokens = tie_tokens
         members, costs = self._compare(query)
-        chosen = cheapest = members[0] if len(members) == 1 else self._cheapest(members, costs, query)
-        if candidates.recent.excess(cheapest) > 0:
-            chosen = self._rebalance(cheapest, query)
+        cheapest = members[0] if len(members) == 1 else self._cheapest(members, costs, query)
+        chosen = self._rebalance(cheapest, query)
         hit_tokens = match.tokens(chosen.bit, prompt_tokens)
         reason = _reason(match, chosen.bit, hit_tokens, candidates.mask)
         if chosen is not cheapest and reason is Reason.ELSEWHERE:
             reason = Reason.SPREAD
-        common_hits = query.common_hits if chosen.bit == query.common_bit else None
-        unrecorded_hit_tokens = query.hit_tokens(chosen) - hit_tokens
+        return self._result(query, chosen, reason)
+
+    def _result(
+        self, query: CostQuery, chosen: Candidate, reason: Reason, skipped: tuple[TargetId, ...] = ()
+    ) -> Choice:
+        hit_tokens = query.match.tokens(chosen.bit, query.prompt_tokens)
         return Choice(
             chosen.target,
             reason,
+            skipped,
             hit_tokens=hit_tokens,
-            common_hits=common_hits,
-            unrecorded_hit_tokens=unrecorded_hit_tokens,
+            common_hits=query.common_hits if chosen.bit == query.common_bit else None,
+            unrecorded_hit_tokens=query.hit_tokens(chosen) - hit_tokens,
         )
 
+    def choose_home(
+        self,
+        match: Match,
+        key: int,
+        prompt_tokens: int,
+        candidates: Candidates,
+        homes: Sequence[TargetId],
+        slack_s: float,
+        *,
+        counts_as_cached: bool = False,
+    ) -> Choice:
+        """The first home with a cost at most ``slack_s`` of prefill above the least, else the same as ``choose``.
+
+        ``counts_as_cached``: homes are compared as if they had the whole prompt cached.
+        """
+        query = self._query(match, key, prompt_tokens, candidates, homes[0])
+        members = candidates.members
+        if len(members) > MAX_COMPARED:
+            members = [*self._shortlist(query), *[candidates.by_name[home] for home in homes]]
+        costs = self._costs(members, query)
+        least_cost = min(costs)
+        best, now_s = members[costs.index(least_cost)], candidates.now_s()
+        rate = best.load.prefill.measured or best.load.prefill.tokens_per_s
+        limit = least_cost + slack_s * rate / best.weight
+        for position, home in enumerate(homes):
+            for member, cost in zip(members, costs, strict=True):
+                if member.target != home:
+                    continue
+                if cost <= limit or (counts_as_cached and queued_work(member.load, now_s) <= limit * member.weight):
+                    reason = Reason.SPILL if position else Reason.AFFINITY
+                    return self._result(query, member, reason, tuple(homes[:position]))
+        chosen = self._rebalance(self._cheapest(members, costs, query), query)
+        if chosen.target == homes[0]:  # of equals
+            return self._result(query, chosen, Reason.AFFINITY)
+        has_more = query.hit_tokens(chosen) > query.hit_tokens(candidates.by_name[homes[0]])
+        reason = HIT if has_more and not counts_as_cached else Reason.SPILL
+        return self._result(query, chosen, reason, tuple(homes))
+
     def estimates(
-        self, members: Sequence[Candidate], match: Match, key: int, prompt_tokens: int, candidates: Candidates
+        self,
+        members: Sequence[Candidate],
+        match: Match,
+        key: int,
+        prompt_tokens: int,
+        candidates: Candidates,
+        preferred: TargetId | None = None,
     ) -> list[Estimate]:
         """Predicted cached tokens and cost at each member; costs are tokens by weight, or seconds by rate."""
-        query = self._query(match, key, prompt_tokens, candidates)
+        query = self._query(match, key, prompt_tokens, candidates, preferred)
         costs = self._costs(members, query)
         return [Estimate(query.hit_tokens(member), cost) for member, cost in zip(members, costs, strict=True)]
 
-    def _query(self, match: Match, key: int, prompt_tokens: int, candidates: Candidates) -> CostQuery:
-        query = CostQuery(match, key, prompt_tokens, candidates, self.ring)
+    def _query(
+        self, match: Match, key: int, prompt_tokens: int, candidates: Candidates, preferred: TargetId | None = None
+    ) -> CostQuery:
+        query = CostQuery(match, key, prompt_tokens, candidates, self.ring, preferred)
         if self._hits is not None and match.common_key_at is not None:
             query.set_common_replica(self._hits)
         return query
 
     def _rebalance(self, cheapest: Candidate, query: CostQuery) -> Candidate:
-        """The candidate to which one with an excess of recent requests yields; itself if that would cost too much."""
+        """The candidate to which one with an excess of recent requests yields if that costs little; else itself."""
         candidates = query.candidates
+        if candidates.recent.excess(cheapest) <= 0:
+            return cheapest
         now_s, speed, recent = candidates.now_s(), self._speed(cheapest), candidates.recent
         members = candidates.members
         if len(members) > MAX_COMPARED:

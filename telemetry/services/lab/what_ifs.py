@@ -23,7 +23,15 @@ from controlplane.celery import wake
 from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import PolicyRevision, Pool
 from controlplane.services.policies.settings import are_equal_settings
-from routing.schema import PolicyConfig, PoolConfig, ReplicaConfig, ReplicaState, Settings, TaskGroupConfig
+from routing.schema import (
+    PolicyConfig,
+    PoolConfig,
+    ReplicaConfig,
+    ReplicaState,
+    Settings,
+    TaskGroupConfig,
+    explain_reason,
+)
 from telemetry.lab.captured import replay_input
 from telemetry.models import WhatIf, WhatIfState
 from telemetry.storage.decisions import captured_between
@@ -169,7 +177,7 @@ def _read_settings(document: Any, path: str) -> Settings | None:
     try:
         settings: Settings = msgspec.convert(document, Settings)
     except msgspec.ValidationError as error:
-        raise InvalidError(path, str(error)) from None
+        raise InvalidError(path, explain_reason(str(error))) from None
     return settings
 
 

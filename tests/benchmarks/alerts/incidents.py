@@ -190,7 +190,7 @@ INCIDENTS = (
     Incident("tools reordered", ("prompt_changed",), _tools),
     Incident("template changed", ("prompt_changed",), _template),
     Incident("working set", ("capacity",), _old_talks, blocks=500, live=170, spread=25, drift=0.5),
-    Incident("hot prefix", ("overflow",), _hot_prefix, PrefixHashSettings(load_factor=1.0)),
+    Incident("hot prefix", ("overflow",), _hot_prefix, PrefixHashSettings(slack_s=0.0)),
     Incident("mix change", ("workload_changed",), _mix, is_drop=False),
     Incident("cache reset", ("index_stale",), _reset),
     Incident("old configuration", ("revision",), _old_router),

@@ -177,7 +177,7 @@ STRATEGIES_TABLE = Table(
     {
         "`round_robin`": partial(_on_both, "12.5; 52 / - / 115", ROUND_ROBIN),
         "`prefix_hash` without a load bound": partial(
-            _on_both, "95, 8x imbalance; - / 8 / 280", PrefixHashSettings(load_factor=100.0, min_bound=1000, **PREFIX)
+            _on_both, "95, 8x imbalance; - / 8 / 280", PrefixHashSettings(slack_s=60.0, **PREFIX)
         ),
         "`prefix_hash`": partial(_on_both, "-", PrefixHashSettings(**PREFIX)),
         "`cache_aware`": partial(_on_both, "85; 14 / - / 65", CACHE_AWARE),

@@ -149,15 +149,22 @@ def test_policies_are_published_with_the_reason_unless_they_are_active(api, expo
     assert actions_of(put(api, bundle)) == ["remove policy default.agents"]
 
 
-def test_settings_that_an_earlier_release_stored_without_new_ones_are_active_still(api, exported, policy):
-    stored, draft = {"strategy": "lowest_cost", "alpha": 1.5}, save_draft(policy, {"strategy": "lowest_cost"})
+@pytest.mark.parametrize(
+    ("stored", "change"),
+    [
+        ({"strategy": "lowest_cost", "alpha": 1.5}, {"fetch_s": 0.5}),  # without a new setting
+        ({"strategy": "prefix_hash", "load_factor": 1.25, "min_bound": 8}, {"slack_s": 5.0}),  # with removed ones
+    ],
+)
+def test_settings_that_an_earlier_release_stored_or_exported_are_active_still(api, exported, policy, stored, change):
+    draft = save_draft(policy, {"strategy": stored["strategy"]})
     PolicyRevision.objects.filter(pk=draft.pk).update(settings=stored)
     publish_revision(draft.pk)
     bundle = copy.deepcopy(exported)
     bundle["pools"][0]["policy"] = stored
 
     assert actions_of(put(api, bundle)) == []
-    bundle["pools"][0]["policy"]["fetch_s"] = 0.5
+    bundle["pools"][0]["policy"] |= change
     assert actions_of(put(api, bundle)) == ["change policy default"]
 
 
@@ -271,7 +278,7 @@ def of_default(**fields):
         (of_default(sources=[{"name": "pods"}]), "#/pools/0/sources/0/settings"),
         (of_default(sources=[{"name": "pods", "kind": "dns", "settings": {}}]), "#/pools/0/sources/0/settings/host"),
         (of_default(sources=[{"name": "pods"}, {"name": "pods"}]), "#/pools/0/sources/1/name"),
-        (of_default(policy={"strategy": "prefix_hash", "load_factor": 0}), "#/pools/0/policy/load_factor"),
+        (of_default(policy={"strategy": "prefix_hash", "slack_s": -1}), "#/pools/0/policy/slack_s"),
         (of_default(groups=[{"name": "chat", "policy": {"strategy": "fast"}}]), "#/pools/0/groups/0/policy/strategy"),
     ],
 )

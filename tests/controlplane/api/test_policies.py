@@ -3,7 +3,7 @@ import pytest
 from controlplane.models import PolicyRevision
 
 pytestmark = pytest.mark.django_db
-PREFIX_HASH = {"strategy": "prefix_hash", "load_factor": 1.5}
+PREFIX_HASH = {"strategy": "prefix_hash", "slack_s": 1.5}
 
 
 def test_a_policy_is_drafted_compared_and_published(api, pool):
@@ -26,9 +26,15 @@ def test_a_policy_is_drafted_compared_and_published(api, pool):
 
 
 def test_a_setting_out_of_range_is_rejected_with_a_pointer(api, pool):
-    response = api.put("/api/v1/policies/default/draft", {"settings": {"strategy": "prefix_hash", "load_factor": 0}})
+    response = api.put("/api/v1/policies/default/draft", {"settings": {"strategy": "prefix_hash", "slack_s": -1}})
     assert (response.status_code, response["Content-Type"]) == (422, "application/problem+json")
-    assert response.data["errors"][0]["pointer"] == "#/settings/load_factor"
+    assert response.data["errors"][0]["pointer"] == "#/settings/slack_s"
+
+
+def test_a_removed_setting_is_rejected_by_name(api, pool):
+    response = api.put("/api/v1/policies/default/draft", {"settings": {"strategy": "prefix_hash", "load_factor": 2.0}})
+    assert response.status_code == 422
+    assert "load_factor was removed; slack_s bounds the additional wait" in str(response.data["errors"])
 
 
 def test_publishing_what_was_edited_since_is_a_conflict(api, pool):
@@ -61,8 +67,8 @@ def test_a_task_group_policy_can_be_created_and_removed(api, pool):
 def test_the_catalogue_lists_strategies_and_settings(api):
     strategies = {info["name"]: info for info in api.get("/api/v1/strategies").data["strategies"]}
     assert {"round_robin", "prefix_hash"} <= set(strategies)
-    load_factor = strategies["prefix_hash"]["settings"][0]
-    assert (load_factor["field"], load_factor["unit"], load_factor["low"]) == ("load_factor", "ratio", 1.0)
+    slack = strategies["prefix_hash"]["settings"][0]
+    assert (slack["field"], slack["unit"], slack["low"]) == ("slack_s", "seconds", 0.0)
     assert all(info["help"] and all(s["help"] for s in info["settings"]) for info in strategies.values())
 
 
@@ -76,8 +82,8 @@ def test_a_diff_shows_effects(api, pool):
 
     assert effect["affected"] == ["pool default"]
     assert "placed by prefix_hash instead of round_robin" in effect["text"]
-    assert (effect["impact"], effect["moved_ratio"]) == ("cold_caches", 0.75)
-    assert diff["warnings"] == []
+    assert (effect["impact"], effect["moved_ratio"]) == ("cold_caches", None)
+    assert [warning["id"] for warning in diff["warnings"]] == ["capacity-unknown"]
 
 
 def test_a_diff_shows_warnings(api, pool):
@@ -97,14 +103,14 @@ def publish(api, **settings):
 
 
 def test_any_two_revisions_of_a_policy_are_compared(api, pool):
-    older = publish(api, strategy="prefix_hash", load_factor=1.5)
-    newer = publish(api, strategy="prefix_hash", load_factor=3)
+    older = publish(api, strategy="prefix_hash", slack_s=1.5)
+    newer = publish(api, strategy="prefix_hash", slack_s=3)
     publish(api, strategy="random")
 
     response = api.get(f"/api/v1/revisions/compare?from={older}&to={newer}").data
 
     assert (response["before"], response["after"]) == (2, 3)
-    assert [change["field"] for change in response["changes"]] == ["load_factor"]
+    assert [change["field"] for change in response["changes"]] == ["slack_s"]
     assert [effect["impact"] for effect in response["effects"]] == ["placement"]
     assert api.get(f"/api/v1/revisions/compare?from={older}&to={older}").data["effects"] == []
 

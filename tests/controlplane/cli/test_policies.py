@@ -8,21 +8,21 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_a_draft_replaces_some_active_settings(warmpath, policy):
-    assert warmpath("draft", "default", "-s", "strategy=prefix_hash", "-s", "load_factor=1.5").status == 0
-    assert policy.draft().settings["load_factor"] == 1.5
-    assert "load_factor" in warmpath("diff", "default").out
+    assert warmpath("draft", "default", "-s", "strategy=prefix_hash", "-s", "slack_s=1.5").status == 0
+    assert policy.draft().settings["slack_s"] == 1.5
+    assert "slack_s" in warmpath("diff", "default").out
     published = warmpath("--json", "publish", "default", "--reason", "shared prompts", "--no-wait").json
     assert (published["revision"], policy.live().reason) == (2, "shared prompts")
 
-    warmpath("draft", "default", "-s", "min_bound=9")
-    assert (policy.draft().settings["load_factor"], policy.draft().settings["min_bound"]) == (1.5, 9)
+    warmpath("draft", "default", "-s", "boundary_bytes=256")
+    assert (policy.draft().settings["slack_s"], policy.draft().settings["boundary_bytes"]) == (1.5, 256)
 
 
 def test_an_invalid_setting_is_named(warmpath, policy):
-    result = warmpath("draft", "default", "-s", "strategy=prefix_hash", "-s", "load_factor=0")
+    result = warmpath("draft", "default", "-s", "strategy=prefix_hash", "-s", "slack_s=-1")
     assert result.status == 1
-    assert "#/settings/load_factor" in result.err
-    assert warmpath("draft", "default", "-s", "load_factor").status == 2
+    assert "#/settings/slack_s" in result.err
+    assert warmpath("draft", "default", "-s", "slack_s").status == 2
 
 
 def test_reverting_asks_for_the_policy_name(warmpath, policy):

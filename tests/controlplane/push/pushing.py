@@ -10,9 +10,9 @@ def newest() -> int:
     return ConfigSnapshot.objects.first().number
 
 
-def publish(policy: RoutingPolicy, load_factor: float = 2.0) -> Rollout:
+def publish(policy: RoutingPolicy, slack_s: float = 2.0) -> Rollout:
     """Publish another revision."""
-    return publish_revision(save_draft(policy, {"strategy": "prefix_hash", "load_factor": load_factor}).pk)
+    return publish_revision(save_draft(policy, {"strategy": "prefix_hash", "slack_s": slack_s}).pk)
 
 
 def row(router: FakeRouter) -> Router:

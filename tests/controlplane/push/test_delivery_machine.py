@@ -89,7 +89,7 @@ class Delivery(RuleBasedStateMachine):
     @rule()
     def publish(self) -> None:
         self.published += 1
-        draft = save_draft(self.policy, {"strategy": "prefix_hash", "load_factor": 1 + self.published / 100})
+        draft = save_draft(self.policy, {"strategy": "prefix_hash", "slack_s": 1 + self.published / 100})
         publish_revision(draft.pk)
 
     @rule()

@@ -273,7 +273,7 @@ def test_every_router_converges_whatever_is_lost_repeated_or_delayed(start_route
     for step in range(30):
         match rng.randrange(5):
             case 0:
-                publish(policy, load_factor=1.0 + step)
+                publish(policy, slack_s=1.0 + step)
             case 1:
                 announce(**rng.choice(routers).announcement())
             case 2:

@@ -17,7 +17,7 @@ from controlplane.services.policies.lifecycle import (
 )
 
 pytestmark = pytest.mark.django_db
-PREFIX_HASH = {"strategy": "prefix_hash", "load_factor": 1.5}
+PREFIX_HASH = {"strategy": "prefix_hash", "slack_s": 1.5}
 LEAST_LOAD = {"strategy": "least_load"}
 
 
@@ -47,8 +47,7 @@ def test_a_draft_contains_every_default_so_that_later_releases_do_not_change_it(
     draft = save_draft(policy, PREFIX_HASH)
     assert draft.settings == {
         "strategy": "prefix_hash",
-        "load_factor": 1.5,
-        "min_bound": 4,
+        "slack_s": 1.5,
         "boundary": "auto",
         "boundary_bytes": 1024,
         "boundary_messages": 1,
@@ -61,12 +60,12 @@ def test_a_draft_contains_every_default_so_that_later_releases_do_not_change_it(
     [
         ({}, "$.settings"),
         ({"strategy": "magic"}, "$.settings.strategy"),
-        ({"strategy": "prefix_hash", "load_factor": 0.5}, "$.settings.load_factor"),
-        ({"strategy": "prefix_hash", "load_factor": "2"}, "$.settings.load_factor"),
+        ({"strategy": "prefix_hash", "slack_s": -0.5}, "$.settings.slack_s"),
+        ({"strategy": "prefix_hash", "slack_s": "2"}, "$.settings.slack_s"),
         ({"strategy": "prefix_hash", "boundary": "page"}, "$.settings.boundary"),
-        ({"strategy": "round_robin", "load_factor": 2}, "$.settings"),
-        ({"strategy": "prefix_hash", "load_factor": float("nan")}, "$.settings"),
-        ({"strategy": "prefix_hash", "load_factor": object()}, "$.settings"),
+        ({"strategy": "round_robin", "slack_s": 2}, "$.settings"),
+        ({"strategy": "prefix_hash", "slack_s": float("nan")}, "$.settings"),
+        ({"strategy": "prefix_hash", "slack_s": object()}, "$.settings"),
     ],
 )
 def test_settings_that_routers_would_reject_are_rejected_with_their_path(policy, settings, path):
@@ -112,6 +111,16 @@ def test_a_discarded_draft_can_be_neither_discarded_again_nor_published(policy):
 # --- publication ----------------------------------------------------------------------------------------
 
 
+def test_a_revision_of_an_earlier_release_is_read_without_settings_that_were_removed(policy):
+    stored = {"strategy": "prefix_hash", "load_factor": 1.25, "min_bound": 8, "boundary": "system"}
+    policy.revisions.filter(pk=save_draft(policy, PREFIX_HASH).pk).update(settings=stored)
+
+    draft = policy.draft()
+    assert draft.settings == {"strategy": "prefix_hash", "boundary": "system"}
+    config = publish_revision(draft.pk).snapshot.document["pools"][0]["policy"]
+    assert (config["revision"], config["settings"]["boundary"]) == (2, "system")
+
+
 def test_publishing_retires_the_active_revision_and_freezes_a_snapshot(policy, operator):
     draft = save_draft(policy, PREFIX_HASH, by=operator)
     before = ConfigSnapshot.objects.count()
@@ -123,12 +132,12 @@ def test_publishing_retires_the_active_revision_and_freezes_a_snapshot(policy, o
     assert rollout.snapshot == ConfigSnapshot.objects.first()
     assert ConfigSnapshot.objects.count() == before + 1
     config = rollout.snapshot.document["pools"][0]["policy"]
-    assert (config["revision"], config["settings"]["load_factor"]) == (2, 1.5)
+    assert (config["revision"], config["settings"]["slack_s"]) == (2, 1.5)
     event = Event.objects.get(kind="policy_published")
     assert (event.actor, event.pool, event.detail["reason"]) == (operator, policy.pool, "the hit rate is poor")
     assert event.detail["before"] == {"strategy": "round_robin"}
-    assert event.detail["after"]["load_factor"] == 1.5
-    assert {change["field"] for change in event.detail["changes"]} >= {"strategy", "load_factor"}
+    assert event.detail["after"]["slack_s"] == 1.5
+    assert {change["field"] for change in event.detail["changes"]} >= {"strategy", "slack_s"}
 
 
 def test_a_draft_is_published_only_once_and_only_in_the_expected_version(policy, operator):

@@ -7,7 +7,7 @@ from controlplane.services.policies.lifecycle import publish_revision, save_draf
 def history(policy, operator):
     """Three published revisions, and a draft."""
     for factor in (1.5, 2.5):
-        settings = {"strategy": "prefix_hash", "load_factor": factor}
+        settings = {"strategy": "prefix_hash", "slack_s": factor}
         publish_revision(save_draft(policy, settings, by=operator).pk, by=operator, reason=f"factor {factor}")
     save_draft(policy, {"strategy": "least_load"}, by=operator)
     return policy
@@ -42,7 +42,7 @@ def api_client(visitor):
 
 def test_older_ones_are_a_plain_link_away(visitor, policy):
     for number in range(30):
-        publish_revision(save_draft(policy, {"strategy": "prefix_hash", "min_bound": number + 1}).pk)
+        publish_revision(save_draft(policy, {"strategy": "prefix_hash", "boundary_bytes": number + 64}).pk)
 
     first = visitor.get(path(policy, "revisions/")).text
     older = visitor.get(path(policy, "revisions/") + first[first.index("?before=") :].split('"')[0]).text
@@ -60,7 +60,7 @@ def test_any_two_are_compared_by_their_numbers(visitor, history):
     assert "Revision 2 compared with 3" in text
     assert "<del>1.5</del>" in text
     assert "<ins>2.5</ins>" in text
-    assert "a replica takes up to 2.5 times its share" in text
+    assert "preferred replica up to 2.5 s of prefill longer than that saves, instead of 1.5" in text
     assert "?from=3&amp;to=2" in text  # the other way round
 
 

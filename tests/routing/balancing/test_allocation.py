@@ -167,7 +167,7 @@ def test_owned_replicas_are_picked_last(size: int) -> None:
 def shares_of(keys, half_life: float = 1e6) -> Shares:
     shares = Shares(half_life)
     for key in keys:
-        shares.count(key)
+        shares.count(key, 1000)
     return shares
 
 
@@ -197,7 +197,7 @@ def test_shares_stay_correct_in_the_long_run() -> None:
 def test_few_keys_are_counted_and_heavy_ones_among_them() -> None:
     rng, shares, max_counted = random.Random(5), Shares(10_000), 0
     for _ in range(50_000):
-        shares.count(7 if rng.random() < 0.05 else rng.getrandbits(64))
+        shares.count(7 if rng.random() < 0.05 else rng.getrandbits(64), 1000)
         max_counted = max(max_counted, len(shares))
 
     assert max_counted <= 2 * MAX_KEYS + 1

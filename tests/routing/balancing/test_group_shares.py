@@ -40,7 +40,7 @@ class Rig:
         kinds = [*parts, NO_GROUP]
         weights = [*parts.values(), max(0.0, 1 - sum(parts.values()))]
         for kind in self.rng.choices(kinds, weights, k=requests):
-            self.shares.count(kind)
+            self.shares.count(kind, 1000)
 
     def sizes(self) -> dict[str, int]:
         return {name: len(self.shares.replicas(name)) for name in (*(it.name for it in self.pool.groups), NO_GROUP)}
@@ -68,6 +68,17 @@ def test_a_groups_size_follows_its_share(parts: dict[str, float], sizes: dict[st
 
     assert all(abs(rig.sizes()[name] - size) <= 1 for name, size in sizes.items())
     assert rig.overlap() == 0
+
+
+def test_a_groups_size_follows_the_tokens_that_it_leaves_to_prefill() -> None:
+    rig = Rig(16)
+    for _ in range(300):
+        rig.shares.count("a", 15_000)
+        for _ in range(15):
+            rig.shares.count("b", 500)
+            rig.shares.count(NO_GROUP, 500)
+
+    assert all(abs(rig.sizes()[name] - size) <= 1 for name, size in {"a": 8, "b": 4, NO_GROUP: 4}.items())
 
 
 def test_all_groups_have_equal_sizes_before_any_traffic() -> None:
@@ -153,7 +164,7 @@ def test_replicas_named_by_a_group_are_used_last_by_others() -> None:
     groups = [TaskGroupConfig(name="fixed", replicas=tuple(names(3))), auto_group("a")]
     rig = Rig(8, groups=groups)
     for _ in range(4000):
-        rig.shares.count("fixed" if rig.rng.random() < 0.4 else "a" if rig.rng.random() < 0.6 else NO_GROUP)
+        rig.shares.count("fixed" if rig.rng.random() < 0.4 else "a" if rig.rng.random() < 0.6 else NO_GROUP, 1000)
 
     assert set(rig.shares.replicas("a")).isdisjoint(names(3))
     assert rig.shares.share("fixed") == pytest.approx(0.4, abs=0.08)
@@ -220,7 +231,7 @@ def test_sets_stay_disjoint_and_change_only_with_their_sizes(seed: int) -> None:
         mixture = [rng.random() ** rng.choice([1, 4, 12]) for _ in numbers]
         for _ in range(8):
             for name in rng.choices(list(numbers), mixture, k=REVIEW_REQUESTS):
-                rig.shares.count(name)
+                rig.shares.count(name, 1000)
             trimmed, own = dict(rig.shares._trimmed_sizes), {name: rig.shares.replicas(name) for name in numbers}
             changes += sum(abs(trimmed[name] - numbers[name]) for name in numbers)
             moves += sum(len(set(own[name]) - set(sets[name])) for name in numbers)

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import math
 from collections import Counter
-from fractions import Fraction
-from itertools import islice
 from statistics import pstdev
 
 import pytest
@@ -11,16 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from routing.balancing.candidates import Candidates
-from routing.balancing.hash_ring import LONG_WALK_REPLICAS, MAX_LONG_WALKS, HashRing, bounded_choice
-from routing.balancing.load_tracker import LoadTracker
+from routing.balancing.hash_ring import HashRing
 from routing.balancing.shared_rings import shared_ring
 from routing.schema.ring import points_of
-from routing.types import PrefixHash, Reason, ReplicaId
+from routing.types import PrefixHash, ReplicaId
 from tests.routing.building import names
 
 A, B = names(2)
-LARGE = HashRing(dict.fromkeys(names(LONG_WALK_REPLICAS * 2 + 8), 1.0))
 
 keys = st.integers(0, 2**64 - 1).map(PrefixHash)
 weights = st.dictionaries(
@@ -157,32 +151,6 @@ def test_a_ring_of_heavy_replicas_is_no_larger_than_one_of_light_ones() -> None:
     assert len(HashRing(dict.fromkeys(names(3), 1000.0))._points) <= 3 * 8 * 160
 
 
-@given(key=keys, steps=st.lists(st.integers(0, 2 * LONG_WALK_REPLICAS + 8), max_size=6))
-def test_cached_walks_are_the_same_walks(key: PrefixHash, steps: list[int]) -> None:
-    order = list(LARGE.walk(key))
-    for count in steps:
-        assert list(islice(LARGE.walk(key), count)) == order[:count]
-
-
-def test_two_walks_of_one_key_do_not_disturb_each_other() -> None:
-    key = PrefixHash(17)
-    order = list(LARGE.walk(key))
-    one, other = LARGE.walk(key), LARGE.walk(key)
-    ahead = list(islice(one, 20))
-    overtaking = list(islice(other, 30))
-
-    assert (ahead, overtaking) == (order[:20], order[:30])
-    assert (list(one), list(other)) == (order[20:], order[30:])
-
-
-def test_the_number_of_cached_walks_is_bounded() -> None:
-    ring = HashRing(dict.fromkeys(names(20), 1.0))
-    for key in spread(3 * MAX_LONG_WALKS):
-        list(ring.walk(key))
-
-    assert len(ring._long_walks) == MAX_LONG_WALKS
-
-
 def test_a_ring_is_shared_between_users() -> None:
     one, same = shared_ring({A: 1.0, B: 2.0}), shared_ring({B: 2.0, A: 1.0})
     other = shared_ring({A: 1.0, B: 1.0})
@@ -210,83 +178,3 @@ def test_ring_orders_never_change() -> None:
 
     orders = [[name[-1] for name in ring.walk(PrefixHash(key))] for key in (0, 2**62, 2**63, 2**64 - 2**60)]
     assert ["".join(order) for order in orders] == ["40312", "03142", "23140", "10234"]
-
-
-def candidates_with(*running: int, weights: list[float] | None = None) -> Candidates:
-    """Candidates replica-0, replica-1 ... with this many running requests."""
-    tracker = LoadTracker()
-    fleet = names(len(running))
-    for name, count in zip(fleet, running, strict=True):
-        for _ in range(count):
-            tracker.dispatch(name, 10)
-    return Candidates(dict(zip(fleet, weights or [1.0] * len(fleet), strict=True)), tracker)
-
-
-def order(*numbers: int) -> list[ReplicaId]:
-    return [ReplicaId(f"replica-{number}") for number in numbers]
-
-
-def test_replicas_that_are_not_candidates_are_not_reported_as_skipped() -> None:
-    choice = bounded_choice(order(7, 1, 0), candidates_with(0, 0), 1.25, 4)
-
-    assert (choice.target, choice.reason, choice.skipped) == ("replica-1", Reason.AFFINITY, ())
-
-
-def test_only_candidates_count_towards_the_mean() -> None:
-    tracker = LoadTracker()
-    for _ in range(100):
-        tracker.dispatch(ReplicaId("replica-9"), 1)
-    for _ in range(4):
-        tracker.dispatch(ReplicaId("replica-0"), 1)
-    candidates = Candidates(dict.fromkeys(names(2), 1.0), tracker)
-
-    assert bounded_choice(order(0, 1), candidates, 1.25, 4).target == "replica-1"
-
-
-def test_if_all_in_order_are_full_the_least_loaded_gets_the_request() -> None:
-    choice = bounded_choice(order(0, 1), candidates_with(9, 9, 1), 1.0, 1)  # an order without the last candidate
-
-    assert (choice.target, choice.reason, choice.bound) == ("replica-2", Reason.SPILL, None)
-
-
-@given(
-    running=st.lists(st.integers(0, 12), min_size=1, max_size=6),
-    load_factor=st.sampled_from([1.0, 1.25, 2.0, 3.0]),
-    min_bound=st.integers(1, 6),
-    data=st.data(),
-)
-def test_no_replica_exceeds_its_bound(
-    running: list[int], load_factor: float, min_bound: int, data: st.DataObject
-) -> None:
-    weights = data.draw(st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=len(running), max_size=len(running)))
-    ring_order = data.draw(st.permutations(names(len(running))))
-    candidates = candidates_with(*running, weights=weights)
-
-    choice = bounded_choice(ring_order, candidates, load_factor, min_bound)
-
-    def bound(number: int) -> int:
-        mean_weight = Fraction(sum(map(Fraction, weights)), len(weights))
-        share = Fraction(load_factor) * (sum(running) + 1) / len(running) * Fraction(weights[number]) / mean_weight
-        return max(min_bound, math.ceil(share))
-
-    accepting = [name for name in ring_order if running[int(name[-1])] + 1 <= bound(int(name[-1]))]
-    assert choice.target == accepting[0]
-    assert choice.reason is (Reason.AFFINITY if choice.target == ring_order[0] else Reason.SPILL)
-    assert choice.bound == bound(int(choice.target[-1]))
-    assert choice.skipped == tuple(ring_order[: ring_order.index(choice.target)])
-
-
-@pytest.mark.parametrize("load_factor", [1.0, 1.25, 2.0])
-def test_a_hot_key_overflows_to_the_same_replicas_in_the_same_order(load_factor: float) -> None:
-    tracker = LoadTracker()
-    candidates = Candidates(dict.fromkeys(names(6), 1.0), tracker)
-    ring_order = order(3, 5, 0, 1, 4, 2)
-    used: list[ReplicaId] = []
-    for _ in range(200):
-        replica = bounded_choice(ring_order, candidates, load_factor, 4).target
-        tracker.dispatch(replica, 1)
-        if replica not in used:
-            used.append(replica)
-
-    assert used == ring_order[: len(used)]
-    assert max(load.running for load in candidates.loads.values()) <= math.ceil(load_factor * 200 / 6)

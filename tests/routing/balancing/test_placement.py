@@ -53,7 +53,6 @@ def test_a_decision_has_its_replica_and_reason() -> None:
     )
     assert (decision.strategy, decision.reason) == ("prefix_hash", Reason.AFFINITY)
     assert decision.replica in replicas(4)
-    assert decision.choice.bound == 4
 
 
 @pytest.mark.parametrize("settings", EVERY_SETTINGS, ids=lambda settings: settings.name)
@@ -69,13 +68,13 @@ def test_candidate_loads_begin_with_the_choice_and_skipped_replicas() -> None:
     placement = Placement(config(), tracker)
     preferred = ReplicaId(place(placement))
     for _ in range(4):
-        tracker.dispatch(preferred, 10)
+        tracker.dispatch(preferred, 1000)
     decision = placement.decide(request(), HealthRegistry())
 
     chosen = decision.choice.target
     assert decision.reason is Reason.SPILL
     shown = decision.candidate_loads(2)
-    assert (shown.targets, shown.running, shown.waiting_tokens) == ([chosen, preferred], [0, 4], [0, 40])
+    assert (shown.targets, shown.running, shown.waiting_tokens) == ([chosen, preferred], [0, 4], [0, 4000])
     assert decision.candidate_loads(1).targets == [chosen]
     assert set(decision.candidate_loads().targets) == set(names(4))
 
@@ -215,8 +214,8 @@ def test_loads_survive_a_new_configuration() -> None:
     before = Placement(config(), tracker)
     preferred = ReplicaId(place(before))
     for _ in range(4):
-        tracker.dispatch(preferred, 10)
-    after = Placement(config(pool(PrefixHashSettings(load_factor=1.5), replicas(5))), tracker)
+        tracker.dispatch(preferred, 1000)
+    after = Placement(config(pool(PrefixHashSettings(slack_s=0.01), replicas(5))), tracker)
 
     assert after.decide(request(), HealthRegistry()).candidates.loads[preferred].running == 4
     assert place(after) != preferred

@@ -160,7 +160,7 @@ async def test_older_slow_streams_do_not_fail_the_probe(two: list[FakeReplica]) 
     for replica in two:
         replica.script = healthy
     breaker = BreakerConfig(stall_s=0.5, open_s=0.3, successes=1)
-    async with routed(config(two, breaker=breaker, settings=PrefixHashSettings(load_factor=10.0))) as harness:
+    async with routed(config(two, breaker=breaker, settings=PrefixHashSettings(slack_s=60.0))) as harness:
         number_of = {(await harness.chat(about(number))).replica: number for number in range(20)}
         here, there = (number_of[replica.name] for replica in two)
         two[0].script = forgetful

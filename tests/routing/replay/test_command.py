@@ -104,7 +104,8 @@ def test_a_time_scale_of_two_plays_twice_as_fast(run: Run) -> None:
     ("name", "content", "message"),
     [
         ("policy.json", '{"strategy": "nearest"}', "policy.json: .*nearest"),
-        ("policy.json", '{"strategy": "prefix_hash", "load_factor": 0.5}', r"policy.json: \$.load_factor: .*>= 1"),
+        ("policy.json", '{"strategy": "prefix_hash", "slack_s": -1}', r"policy.json: \$.slack_s: .*>= 0"),
+        ("policy.json", '{"strategy": "prefix_hash", "load_factor": 2.0}', "load_factor was removed; slack_s"),
         ("policy.json", '{"strategy": "prefix_hash", "boundary": "messages"}', "policy.json: .*no text"),
         ("policy.json", '{"strategy": "round_robin", "colour": 1}', "policy.json: .*colour"),
         ("policy.json", "round_robin", "policy.json: "),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from array import array
@@ -10,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from routing.replay.job import EngineModel, Job, Scenario, encode
 from routing.replay.what_if import replay_job
@@ -84,15 +86,48 @@ def test_affinity_has_more_hits_than_round_robin_on_the_same_requests() -> None:
     assert rates["b"] > rates["a"]
     assert rates["c"] > rates["a"]
     assert results[0].reasons == {"round_robin": 400}
-    assert results[2].reasons.keys() <= {"affinity", "spill"}
+    assert results[2].reasons.keys() <= {"affinity", "hit", "spill"}
 
 
 def test_sessions_stay_on_one_engine() -> None:
-    (result,) = replay_job(job(scenario("s", SessionAffinitySettings(min_bound=1000))), lambda _done, _of: None)
+    (result,) = replay_job(job(scenario("s", SessionAffinitySettings(slack_s=60.0))), lambda _done, _of: None)
     engines: dict[int, Counter[int]] = {}
     for number, engine in enumerate(array("q", result.engine)):
         engines.setdefault(number % 40, Counter())[engine] += 1
     assert all(max(counts.values()) == sum(counts.values()) for counts in engines.values())
+
+
+@pytest.mark.parametrize("routers", [1, 2])
+def test_session_affinity_keeps_what_an_unbounded_hash_of_the_session_keeps(routers: int) -> None:
+    """Sessions of twelve turns, which begin with one of three prefixes and grow by 4 to 29 blocks a turn."""
+    rng, turns, ids, starts = random.Random(1), [], array("Q"), array("q", [0])
+    for session in range(120):
+        at, blocks = rng.uniform(0, 800), list(range(1000 * (session % 3 + 1), 1000 * (session % 3 + 1) + 20))
+        for _ in range(12):
+            blocks = blocks + [10**6 + 10**4 * session + len(blocks) + new for new in range(rng.randrange(4, 30))]
+            turns.append((at, session, blocks))
+            at += rng.expovariate(1 / 40)
+    for _, _, blocks in sorted(turns):
+        ids.extend(blocks)
+        starts.append(len(ids))
+    settings = (SessionAffinitySettings(), SessionAffinitySettings(slack_s=60.0))
+    scenarios = [scenario(str(it.slack_s), it, blocks=6000, routers=routers) for it in settings]
+    requests, lengths = len(turns), [BLOCK * len(blocks) for _, _, blocks in sorted(turns)]
+    growing = msgspec.structs.replace(
+        job(*scenarios, requests=requests),
+        at_s=array("d", [at for at, _, _ in sorted(turns)]).tobytes(),
+        prompt_tokens=array("q", lengths).tobytes(),
+        starts=starts.tobytes(),
+        ids=ids.tobytes(),
+        session=array("Q", [(it + 1) * 0x9E3779B97F4A7C15 % 2**64 for _, it, _ in sorted(turns)]).tobytes(),
+        router=array("q", [rng.randrange(routers) for _ in turns]).tobytes(),
+    )
+    bounded, unbounded = (
+        sum(array("q", result.cached_tokens)) / sum(lengths) for result in replay_job(growing, lambda _done, _of: None)
+    )
+
+    assert unbounded > 0.8
+    assert bounded > unbounded - 0.005
 
 
 def test_tiered_uses_a_few_engines_for_each_prefix() -> None:

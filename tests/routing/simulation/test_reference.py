@@ -140,7 +140,7 @@ def test_strategies_have_the_order_of_the_reference_by_mean_ttft(forest: Forest)
     order = (
         LowestCostSettings(),  # approx_ttft in the reference
         LeastLoadSettings(),  # least_tokens
-        PrefixHashSettings(boundary=Boundary.BYTES, boundary_bytes=4096, load_factor=100.0),  # hash_k2
+        PrefixHashSettings(boundary=Boundary.BYTES, boundary_bytes=4096, slack_s=60.0),  # hash_k2
         RoundRobinSettings(),
     )
     means = [replayed(forest, settings, 8, 4000)["ttft_s"]["mean"] for settings in order]

@@ -375,7 +375,7 @@ SCENARIOS = (
     Scenario("replica_lost", "one of three", _kill, live=60, count=3),
     Scenario("revision", "round robin", _publish(RoundRobinSettings(), {"strategy": "round_robin"})),
     Scenario("revision", "random", _publish(RandomSettings(), {"strategy": "random"}), PrefixHashSettings()),
-    Scenario("overflow", "a surge", _surge(6.0), PrefixHashSettings(load_factor=1.0)),
+    Scenario("overflow", "a surge", _surge(6.0), PrefixHashSettings(slack_s=0.0)),
     Scenario("overflow", "a surge, by cost", _surge(6.0), LowestCostSettings(alpha=0.1), live=60),
     Scenario("index_stale", "caches are cleared", _resets),
     Scenario("index_stale", "engines used directly", _bypass, blocks=700),
@@ -397,7 +397,7 @@ SCENARIOS = (
           decoy=Decoy("a restart in another pool, a minute before", _restart_elsewhere, 60)),
     Scenario("revision", "round robin", _publish(RoundRobinSettings(), {"strategy": "round_robin"}),
           decoy=Decoy("prompts edited four minutes before", _edited, 240)),
-    Scenario("overflow", "a surge", _surge(6.0), PrefixHashSettings(load_factor=1.0),
+    Scenario("overflow", "a surge", _surge(6.0), PrefixHashSettings(slack_s=0.0),
           decoy=Decoy(SAME_AGAIN, _same_again, 120)),
     Scenario("index_stale", "caches are cleared", _resets, decoy=Decoy(SAME_AGAIN, _same_again, 45)),
 )  # fmt: skip
