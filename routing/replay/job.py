@@ -69,6 +69,7 @@ class ScenarioResult(msgspec.Struct, frozen=True):
     engine: bytes = b""  # int64: index into the scenario's engines
     reasons: dict[str, int] = {}  # decisions by reason
     evicted_blocks: int = 0
+    overloaded: list[int] = []  # engines whose queue grows until the end, in ``engine``'s numbers
 
 
 def read_job(path: Path) -> Job:

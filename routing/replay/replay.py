@@ -11,9 +11,10 @@ import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import inf
 from statistics import fmean, pstdev
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from routing.replay.block_runs import Forest, shared_path
 from routing.replay.fast_engine import EngineListener, FastEngine, FastEngineConfig, ModelledRequest
@@ -21,6 +22,11 @@ from routing.simulation.tiers import GPU, build_lower_tiers
 from routing.traffic.columns import Columns
 
 PROGRESS_EVERY = 10_000  # requests
+QUEUE_SAMPLES: Final = 100  # of each replica's queue, over the time of all arrivals
+MIN_GROWTH: Final = 0.03  # of a growing queue, seconds of work per second
+MIN_QUEUE_S: Final = 5.0  # of an overloaded replica, in the last quarter
+MIN_QUEUE_PREFILLS: Final = 10  # the same in mean prefill times
+MIN_SPAN_S: Final = 60.0  # of all arrivals; what a shorter trace overloads is a burst
 
 
 class RequestTooLargeError(ValueError):
@@ -46,6 +52,7 @@ class ReplayResult:
     evicted_blocks: int = 0
     ended_s: float = 0.0  # end of the last request
     fetched_blocks: dict[str, array[int]] = field(default_factory=dict)  # by cache tier below the GPU cache
+    overloaded: list[int] = field(default_factory=list)  # indexes of the replicas whose queue grows until the end
 
 
 class _Recorder:
@@ -111,7 +118,46 @@ def replay(
             progress(index)
     _advance(engines, inf)
     result.evicted_blocks = sum(engine.pool.evicted for engine in engines)
+    prefill_tokens = columns.all_prompt_tokens - sum(result.cached_tokens)
+    prefill_s = prefill_tokens / len(columns) / fmean(config.prefill_rate for config in configs) if columns else 0.0
+    result.overloaded = overloaded(result, [at_s / time_scale for at_s in columns.at_s], prefill_s)
     return result
+
+
+def overloaded(result: ReplayResult, arrivals_s: Sequence[float], prefill_s: float) -> list[int]:
+    """Replicas that get more work than they can do, so that their queue grows until the end.
+
+    A queue is the time until all requests that have arrived have their first token. It grows if its mean rises from
+    the second quarter of the arrivals to the third and from there to the fourth, each time by ``MIN_GROWTH`` of the
+    quarter's length, and it is never empty in the second half. ``prefill_s``: mean of a request, without cached tokens.
+    """
+    span_s = arrivals_s[-1] - arrivals_s[0] if arrivals_s else 0.0
+    if span_s < MIN_SPAN_S:
+        return []
+    step_s, quarter = span_s / QUEUE_SAMPLES, QUEUE_SAMPLES // 4
+    longest_s, rise_s = max(MIN_QUEUE_S, MIN_QUEUE_PREFILLS * prefill_s), MIN_GROWTH * span_s / 4
+    found = []
+    for index, queue_s in enumerate(_queues(result, arrivals_s, step_s)):
+        means_s = [fmean(queue_s[start : start + quarter]) for start in range(quarter, QUEUE_SAMPLES, quarter)]
+        rises = all(later_s - earlier_s >= rise_s for earlier_s, later_s in pairwise(means_s))
+        if rises and means_s[-1] >= longest_s and min(queue_s[2 * quarter :]) > 0:
+            found.append(index)
+    return found
+
+
+def _queues(result: ReplayResult, arrivals_s: Sequence[float], step_s: float) -> list[list[float]]:
+    """Seconds of work queued at each replica, ``QUEUE_SAMPLES`` times."""
+    free_s = [0.0] * result.replicas  # when all requests that have arrived have their first token
+    queues: list[list[float]] = [[] for _ in free_s]
+    samples, sample_s = 0, arrivals_s[0]
+    for at_s, index, ttft_s in zip(arrivals_s, result.placements, result.ttft_s, strict=True):
+        while sample_s <= at_s and samples < QUEUE_SAMPLES:
+            for queue_s, until_s in zip(queues, free_s, strict=True):
+                queue_s.append(max(0.0, until_s - sample_s))
+            samples += 1
+            sample_s = arrivals_s[0] + samples * step_s
+        free_s[index] = max(free_s[index], at_s + ttft_s)
+    return queues
 
 
 def check_sizes(columns: Columns, config: FastEngineConfig) -> None:
@@ -148,7 +194,8 @@ def report(result: ReplayResult, columns: Columns, first: int = 0) -> dict[str, 
     ``hit_tokens``, cached tokens by cache tier; ``load_max_over_mean``, requests of the busiest replica / mean over
     replicas; ``load_cv``, their standard deviation / mean; ``work_max_over_mean``, busiest / mean of computed prompt
     tokens; ``replicas``, requests and hit rate of each. Independent of ``first``: ``evicted_blocks``, cached blocks
-    that GPU caches dropped; ``ended_s``, end of the last request.
+    that GPU caches dropped; ``ended_s``, end of the last request; ``overloaded_replicas``, whose queue grows until the
+    end.
     """
     placed = result.placements[first:]
     prompts, cached = columns.prompt_tokens[first:], result.cached_tokens[first:]
@@ -172,6 +219,7 @@ def report(result: ReplayResult, columns: Columns, first: int = 0) -> dict[str, 
         ],
         "evicted_blocks": result.evicted_blocks,
         "ended_s": result.ended_s,
+        "overloaded_replicas": len(result.overloaded),
     }
 
 
@@ -182,7 +230,7 @@ def _hit_tokens(result: ReplayResult, block_tokens: int, first: int, hit: int) -
 
 
 def table(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A header and a line for each report, by name."""
+    """A header, a line for each report, by name, and a line for each that has overloaded replicas."""
     width = max([len("policy"), *map(len, rows)])
     tiers = list(dict.fromkeys(tier for row in rows.values() for tier in row["hit_tokens"] if tier != GPU))
     header = f"{'policy':<{width}} {'hit %':>7} {'mean s':>8} {'p50':>8} {'p95':>8} {'p99':>8} {'max/mean':>9}"
@@ -196,6 +244,10 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
         percent_per_token = 100 * (hit or 0.0) / max(1, sum(row["hit_tokens"].values()))
         shares = [percent_per_token * row["hit_tokens"].get(tier, 0) for tier in tiers]
         lines.append(line + "".join(f" {share:9.2f}" for share in shares))
+    for name, row in rows.items():
+        if count := row["overloaded_replicas"]:
+            replicas = len(row["replicas"])
+            lines.append(f"{name}: overload: the queue of {count} of {replicas} replicas grows until the end")
     return lines
 
 

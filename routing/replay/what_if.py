@@ -82,6 +82,7 @@ def _replay_scenario(
         engine=outcome.placements.tobytes(),
         reasons={reason.value: count for reason, count in placer.reasons.most_common()},
         evicted_blocks=outcome.evicted_blocks,
+        overloaded=outcome.overloaded,
     )
 
 

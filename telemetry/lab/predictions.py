@@ -8,6 +8,7 @@ error of block sampling (SHARDS) is independent of that and is added to the inte
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -133,15 +134,18 @@ class Verdict(StrEnum):
 
     BETTER = "better"
     WORSE = "worse"
+    OVERLOAD = "overload"  # the queue of some replicas grows until the end, whatever the figures
     MIXED = "mixed"  # one figure improves and another gets worse
     SAME = "same"  # no difference beyond the uncertainty
     UNKNOWN = "unknown"  # not calibrated, or not replayed
 
 
-def verdict(difference: Difference | None) -> Verdict:
+def verdict(difference: Difference | None, *, overloaded_replicas: int = 0) -> Verdict:
     """By hit rate, TTFT p50 and TTFT p95; a difference counts if its interval excludes 0."""
     if difference is None:
         return Verdict.UNKNOWN
+    if overloaded_replicas:
+        return Verdict.OVERLOAD
     gains = {
         difference.hit_rate.sign if difference.hit_rate else 0,
         -difference.ttft_p50.sign if difference.ttft_p50 else 0,
@@ -327,14 +331,25 @@ def timeline(outcome: Outcome) -> list[dict[str, Any]]:
     return points
 
 
-def describe(name: str, difference: Difference) -> str:
-    """One sentence about a candidate, such as: lowest_cost: hit rate +31 to +35 points, TTFT p50 -60 to -52 %."""
-    parts = []
-    if difference.hit_rate is not None:
-        parts.append(f"hit rate {_range(difference.hit_rate)} points")
-    for label, interval in (("TTFT p50", difference.ttft_p50), ("TTFT p95", difference.ttft_p95)):
-        if interval is not None:
-            parts.append(f"{label} {_range(interval)} %")
+def overload_text(candidate: Mapping[str, Any]) -> str:
+    """Which replicas of a replayed candidate get more work than they can do; "" for none."""
+    overloaded = candidate.get("overloaded_replicas", 0)  # none in results of an earlier version
+    text = f"overload: the queue of {overloaded} of {candidate['replicas']} replicas grows until the end"
+    return text if overloaded else ""
+
+
+def describe(name: str, difference: Difference | None, overload: str = "") -> str:
+    """One sentence about a candidate, such as: lowest_cost: hit rate +31 to +35 points, TTFT p50 -60 to -52 %.
+
+    ``difference``: None for the active policy.
+    """
+    parts = [overload] if overload else []
+    if difference is not None:
+        if difference.hit_rate is not None:
+            parts.append(f"hit rate {_range(difference.hit_rate)} points")
+        for label, interval in (("TTFT p50", difference.ttft_p50), ("TTFT p95", difference.ttft_p95)):
+            if interval is not None:
+                parts.append(f"{label} {_range(interval)} %")
     return f"{name}: {', '.join(parts)}" if parts else f"{name}: no difference can be computed"
 
 

@@ -51,6 +51,7 @@ class SizeFigures:
 
     hit_rate: float
     prefill_s: float
+    is_overloaded: bool = False  # the queue of some replicas grows until the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,8 @@ def _fewest_of_sweep(sizes: Mapping[int, SizeFigures], present: int) -> tuple[in
     """A number between two sizes of the sweep has at least the hit rate of the smaller one."""
     kept, floor = present, sizes[present].hit_rate - MAX_HIT_RATE_LOSS
     for count in sorted((count for count in sizes if count < present), reverse=True):
+        if sizes[count].is_overloaded:
+            return kept, f"With {_replicas(count)} the queues would grow until the end."
         if sizes[count].hit_rate < floor:
             lost = sizes[present].hit_rate - sizes[count].hit_rate
             return kept, f"With {_replicas(count)} the hit rate would be {100 * lost:.0f} points lower."

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from telemetry.lab.costs import Price
+from telemetry.lab.predictions import Verdict
 
 STEPS = (-2, -1, 1, 2, 4)  # replicas added
 MULTIPLES = (0.5, 2, 4)  # of the cache of each replica
@@ -128,6 +129,7 @@ def summaries(sweep: Sweep, currency: str = "") -> list[str]:
 _WORDS = {
     "better": "better",
     "worse": "worse",
+    "overload": "overload: queues grow until the end",
     "mixed": "one figure better, another worse",
     "same": "no difference beyond the uncertainty",
 }
@@ -145,7 +147,7 @@ def _sentence(label: str, point: Point, current: Point, currency: str) -> str:
         if interval is not None:
             parts.append(f"{name} {100 * interval['low']:+.0f} to {100 * interval['high']:+.0f} {unit}")
     text = f"{label}: {', '.join(parts)} ({_WORDS.get(point.verdict, 'no verdict')})."
-    if point.money_per_day is None or current.money_per_day is None:
+    if point.verdict == Verdict.OVERLOAD or point.money_per_day is None or current.money_per_day is None:
         return text
     change = point.money_per_day - current.money_per_day
     return f"{text} It would {'cost' if change > 0 else 'save'} {abs(change):,.2f} {currency}".rstrip() + " a day."

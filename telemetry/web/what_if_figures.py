@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from telemetry.lab.predictions import Verdict
+from telemetry.lab.predictions import Verdict, overload_text
 from telemetry.models import WhatIf
 from telemetry.web import figures
 from telemetry.web.breakdown_figures import figure_json, figure_layout
@@ -14,6 +14,7 @@ from telemetry.web.breakdown_figures import figure_json, figure_layout
 VERDICTS = {
     Verdict.BETTER: ("better", "good"),
     Verdict.WORSE: ("worse", "bad"),
+    Verdict.OVERLOAD: ("overload", "bad"),
     Verdict.MIXED: ("mixed", "warn"),
     Verdict.SAME: ("no difference", "idle"),
     Verdict.UNKNOWN: ("no verdict", "idle"),
@@ -32,6 +33,7 @@ class Row:
     ttft_change: str
     verdict: str
     tone: str
+    overload: str  # "" if no queue grows until the end
     groups: dict[str, dict[str, Any]]
 
 
@@ -39,7 +41,7 @@ def rows_of(what_if: WhatIf) -> list[Row]:
     """What was measured, the replayed active policy, and the candidates."""
     if what_if.result is None:
         return []
-    measured = Row("Measured", "", what_if.result["measured"], "", "", "", "", "", {})
+    measured = Row("Measured", "", what_if.result["measured"], "", "", "", "", "", "", {})
     return [measured, *(_row(number, row) for number, row in enumerate(what_if.replays))]
 
 
@@ -55,6 +57,7 @@ def _row(number: int, row: dict[str, Any]) -> Row:
         _interval(difference.get("ttft_p50"), "%"),
         verdict,
         tone,
+        overload_text(row),
         row["groups"],
     )
 

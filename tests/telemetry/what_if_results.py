@@ -115,10 +115,14 @@ def predict_draft(
     hit_rate: tuple[float, float] | None = (0.0, 0.01),
     ttft: tuple[float, float] = (0.0, 0.05),
     is_calibrated: bool = True,
+    overloaded: tuple[int, int] = (0, 0),
     age: timedelta = timedelta(minutes=5),
     **fields: Any,
 ) -> WhatIf:
-    """A finished what-if of a draft. ``hit_rate`` and ``ttft``: difference from the active policy, and its error."""
+    """A finished what-if of a draft. ``hit_rate`` and ``ttft``: difference from the active policy, and its error.
+
+    ``overloaded``: replicas under the draft, and under the active policy.
+    """
     end = timezone.now() - age
     live = PolicyRevision.objects.filter(policy__pool=draft.policy.pool, state="live").select_related("policy")
     what_if = finished_what_if(draft.policy.pool, end)
@@ -130,6 +134,9 @@ def predict_draft(
         "ttft_p95": _interval(*ttft),
         "prefill": None,
     }
+    predicted["overloaded_replicas"], active["overloaded_replicas"] = overloaded
+    if overloaded[0]:
+        predicted["verdict"] = "overload"
     what_if.candidates = [candidate_of_draft(draft)]
     what_if.result |= {
         "candidates": [active, predicted],

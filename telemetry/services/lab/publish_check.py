@@ -2,7 +2,8 @@
 
 The newest what-if of exactly the draft's settings that has ended decides. It must be calibrated, rest on traffic that
 is not too old, and have replayed the settings that are active now as its baseline. A figure exceeds its limit if it is
-certainly worse, as in the verdict (the 95 % interval excludes 0), and worse by more than the limit.
+certainly worse, as in the verdict (the 95 % interval excludes 0), and worse by more than the limit. A draft under which
+more replicas are overloaded than under the active policy is worse whatever the limits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from controlplane.services.policies.publish_checks import (
     PredictionMode,
     PredictionPolicy,
 )
-from telemetry.lab.predictions import Interval, Verdict
+from telemetry.lab.predictions import Interval, Verdict, overload_text
 from telemetry.models import WhatIf, WhatIfState
 from telemetry.services.lab.what_ifs import candidate_of_draft, what_ifs_of_settings
 
@@ -59,6 +60,9 @@ def _check(draft: PolicyRevision, what_if: WhatIf, number: int, limits: Predicti
         return _finding(FindingCode.FAILED, text, PREDICT_AGAIN, draft, what_if)
     figures = compared_figures(active, candidate, limits)
     is_advised = limits.mode is PredictionMode.ADVISE and candidate["verdict"] == Verdict.WORSE
+    if candidate.get("overloaded_replicas", 0) > active.get("overloaded_replicas", 0):
+        text = f"The draft is predicted to overload the pool: {overload_text(candidate).removeprefix('overload: ')}."
+        return _finding(FindingCode.WORSE, text, "Change the draft.", draft, what_if, figures)
     exceeded = [figure for figure in figures if figure.is_exceeded or (is_advised and _is_worse(figure))]
     unknown = [figure.title for figure in figures if figure.limit is not None and figure.difference is None]
     if exceeded:

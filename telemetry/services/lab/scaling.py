@@ -18,6 +18,7 @@ from typing import Any
 from django.conf import settings
 
 from controlplane.models import Pool, Replica, ReplicaRole, ReplicaState, Router
+from telemetry.lab.predictions import Verdict
 from telemetry.lab.scaling import Caching, Demand, Recommendation, SizeFigures, recommend
 from telemetry.metrics.rates import sum_known
 from telemetry.metrics.windows import PointState, Window
@@ -259,7 +260,9 @@ def _sizes(pool: Pool, now: datetime) -> dict[int, SizeFigures]:
     if found is None or found.sweep is None or not found.sweep.is_calibrated or found.what_if.end < now - MAX_SWEEP_AGE:
         return {}
     return {
-        point.replicas: SizeFigures(point.figures["hit_rate"], point.figures["prefill_gpu_s"])
+        point.replicas: SizeFigures(
+            point.figures["hit_rate"], point.figures["prefill_gpu_s"], is_overloaded=point.verdict == Verdict.OVERLOAD
+        )
         for point in found.sweep.by_replicas
         if point.figures and point.figures["hit_rate"] is not None and point.figures["prefill_gpu_s"] is not None
     }

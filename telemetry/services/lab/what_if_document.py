@@ -22,6 +22,7 @@ from telemetry.lab.predictions import (
     difference,
     figures,
     figures_by_group,
+    overload_text,
     timeline,
     verdict,
 )
@@ -177,13 +178,16 @@ def _candidate(
 ) -> dict[str, Any]:
     """Figures of one scenario; the first one is the baseline."""
     pool: PoolConfig = scenario["pool"]
+    engines = scenario["engines"]
+    overloaded = {engines[index]["target"].partition("#")[0] for index in result["overloaded"]}  # without ranks
     document = {
         "name": scenario["name"],
         "strategy": pool.policy.settings.name,
         "settings": msgspec.to_builtins(pool.policy.settings),
         "replicas": len(pool.replicas),
-        "cache_tokens": block_tokens * sum(engine["blocks"] for engine in scenario["engines"]),
+        "cache_tokens": block_tokens * sum(engine["blocks"] for engine in engines),
         "reason": result["reason"],
+        "overloaded_replicas": len(overloaded),
         "figures": None,
         "difference": None,
         "verdict": verdict(None),
@@ -195,11 +199,12 @@ def _candidate(
     if outcome is None:
         return document
     change = None if outcome is baseline else difference(outcome, baseline, sampling_error=error)
+    overload = overload_text(document)
     return document | {
         "figures": figures(outcome).as_json(),
         "difference": change and change.as_json(),
-        "verdict": verdict(change if is_calibrated else None),
-        "summary": "" if change is None else describe(scenario["name"], change),
+        "verdict": verdict(change if is_calibrated else None, overloaded_replicas=len(overloaded)),
+        "summary": describe(scenario["name"], change, overload) if change or overload else "",
         "groups": {name: group.as_json() for name, group in figures_by_group(outcome).items()},
         "timeline": timeline(outcome),
     }

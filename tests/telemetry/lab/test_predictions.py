@@ -80,6 +80,7 @@ def test_a_better_candidate_has_an_interval_above_0_that_contains_the_difference
     assert change.hit_rate.value == pytest.approx(0.3, abs=0.01)
     assert change.ttft_p50.value == pytest.approx(-0.5, abs=0.03)
     assert verdict(change) is Verdict.BETTER
+    assert verdict(change, overloaded_replicas=1) is Verdict.OVERLOAD
     assert verdict(difference(outcome(0.5, 0.2), outcome(0.8, 0.1), sampling_error=0.0)) is Verdict.WORSE
 
 

@@ -50,6 +50,11 @@ SWEEP = {count: SizeFigures(hits, 100.0) for count, hits in ((2, 0.40), (3, 0.59
     [
         pytest.param(Caching(SWEEP, None, None, 0.6), 3, Limit.PREFIX_CACHE, id="a sweep: two would lose 20 points"),
         pytest.param(Caching({3: SWEEP[3], 4: SWEEP[4]}, None, None, 0.6), 3, Limit.PREFIX_CACHE, id="not below it"),
+        pytest.param(
+            Caching({**SWEEP, 3: SizeFigures(0.7, 100.0, is_overloaded=True)}, None, None, 0.6),
+            *(4, Limit.PREFIX_CACHE),
+            id="a sweep: the queues of three would grow until the end",
+        ),
         pytest.param(Caching({5: SWEEP[5]}, 100.0, 60.0, 0.6), 2, Limit.PREFILL, id="a sweep of another size"),
         pytest.param(Caching({}, 170.0, 60.0, 0.6), 3, Limit.PREFIX_CACHE, id="the working set needs three caches"),
         pytest.param(Caching({}, 900.0, 60.0, 0.6), 4, Limit.PREFIX_CACHE, id="it does not fit as it is"),

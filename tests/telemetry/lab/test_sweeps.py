@@ -98,6 +98,13 @@ def test_sentences_state_money_for_one_replica_fewer_and_the_reason_of_a_failed_
     assert unpriced.current.money_per_day is None
 
 
+def test_a_size_that_overloads_replicas_is_no_saving():
+    active, more, _, cache = RESULT["candidates"]
+    result = {**RESULT, "candidates": [active, more, row(3, 1000, 0.6, WORSE, "overload"), cache]}
+    fewer, _ = summaries(read_sweep(CANDIDATES, result, 100, PRICE), "USD")
+    assert fewer.endswith("TTFT p50 +10 to +30 % (overload: queues grow until the end).")
+
+
 def test_without_calibration_there_is_no_advice():
     result = {**RESULT, "calibration": {"is_calibrated": False, "problems": ["Too few."]}}
     sweep = read_sweep(CANDIDATES, result, 100, PRICE)

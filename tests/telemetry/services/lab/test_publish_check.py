@@ -70,6 +70,8 @@ def test_a_draft_within_the_limits_is_published(draft):
         ({"hit_rate": None}, FindingCode.UNKNOWN),
         ({"hit_rate": (-0.05, 0.01)}, FindingCode.WORSE),
         ({"ttft": (0.4, 0.1)}, FindingCode.WORSE),
+        ({"hit_rate": (0.3, 0.02), "ttft": (-0.5, 0.1), "overloaded": (2, 0)}, FindingCode.WORSE),
+        ({"hit_rate": (0.3, 0.02), "ttft": (-0.5, 0.1), "overloaded": (2, 4)}, None),  # the active policy is worse
         ({"hit_rate": (-0.05, 0.06)}, None),  # not certainly worse
         ({"hit_rate": (-0.02, 0.01)}, None),  # certainly worse, but allowed
         ({"hit_rate": (0.3, 0.02), "ttft": (-0.5, 0.1)}, None),
@@ -93,6 +95,17 @@ def test_the_refusal_has_the_figures_and_the_what_if(draft):
     assert hit_rate["difference"]["low"] == pytest.approx(-0.14)
     assert error.value.members["links"]["what_if"] == f"/api/v1/what-ifs/{what_if.pk}"
     assert error.value.members["links"]["page"] == f"/what-if/{what_if.pk}/"
+
+
+def test_a_draft_that_overloads_replicas_is_refused_whatever_the_limits(policy, draft):
+    predict_draft(draft, hit_rate=(0.3, 0.02), overloaded=(2, 0))
+    none = dict.fromkeys(("max_hit_rate_drop", "max_ttft_p50_growth", "max_ttft_p95_growth"))
+    update_pool(policy.pool, what_if={"mode": "require", **none})
+    with pytest.raises(PredictionRequiredError, match="the queue of 2 of 4 replicas grows until the end"):
+        publish_revision(draft.pk)
+    update_pool(policy.pool, what_if={"mode": "advise", **none})
+    policy.pool.refresh_from_db()
+    assert code_of(draft) is FindingCode.WORSE
 
 
 def test_a_limit_of_null_and_other_limits_apply(policy, draft):

@@ -201,6 +201,14 @@ def test_several_candidates_are_compared_and_one_that_cannot_run_says_why(played
     assert set(active["groups"]) == {"g0", "g1", "g2"}
 
 
+def test_a_candidate_whose_queue_grows_until_the_end_has_no_other_verdict(played):
+    active, one = predict(played, {"name": "one", "replicas": 1}).result["candidates"]
+
+    assert (active["overloaded_replicas"], active["summary"]) == (0, "")
+    assert (one["overloaded_replicas"], one["verdict"]) == (1, "overload")
+    assert one["summary"].startswith("one: overload: the queue of 1 of 1 replicas grows until the end, hit rate ")
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
