@@ -42,18 +42,20 @@ class UnsupportedInTracesError(ValueError):
 class TraceKeys:
     """Keys of one request, as strategies read them."""
 
-    __slots__ = ("_chain", "_end", "_index", "_start", "block_tokens", "prompt_tokens")
+    __slots__ = ("_chain", "_end", "_index", "_start", "block_tokens", "prompt_tokens", "session")
 
-    session: PrefixHash | None = None  # traces have no sessions
-    media: MediaKey | None = None  # nor attachments
+    media: MediaKey | None = None  # traces have no attachments
 
-    def __init__(self, index: KeyIndex, start: int, end: int, prompt_tokens: int) -> None:
+    def __init__(
+        self, index: KeyIndex, start: int, end: int, prompt_tokens: int, session: PrefixHash | None = None
+    ) -> None:
         self._index = index
         self._start = start  # index of its first id in the column
         self._end = end
         self._chain: array[int] | None = None
         self.block_tokens = index.block_tokens
         self.prompt_tokens = prompt_tokens
+        self.session = session
 
     @property
     def estimate(self) -> int:
@@ -83,13 +85,14 @@ class TraceKeys:
 
 
 class KeyIndex:
-    """Keys of all requests under one policy."""
+    """Keys of all requests under one policy. ``sessions``: keys by request; a trace has none of its own."""
 
-    def __init__(self, settings: Settings, columns: Columns) -> None:
+    def __init__(self, settings: Settings, columns: Columns, sessions: Sequence[PrefixHash] | None = None) -> None:
         self.tier1_blocks = tier1_blocks_of(settings, columns.block_tokens)  # blocks of the tier-1 prefix
         self.tier2_blocks = self.tier1_blocks + -(-TIER2_TOKENS // columns.block_tokens)  # blocks of the tier-2 prefix
         self.block_tokens = columns.block_tokens
         self._columns = columns
+        self._sessions = sessions
         self._hashes: array[int] | None = None
 
     @property
@@ -101,8 +104,9 @@ class KeyIndex:
 
     def keys_of(self, index: int) -> TraceKeys:
         """Keys of one request."""
-        columns = self._columns
-        return TraceKeys(self, columns.starts[index], columns.starts[index + 1], columns.prompt_tokens[index])
+        columns, sessions = self._columns, self._sessions
+        session = None if sessions is None else sessions[index]
+        return TraceKeys(self, columns.starts[index], columns.starts[index + 1], columns.prompt_tokens[index], session)
 
 
 def _spread(ids: array[int]) -> array[int]:

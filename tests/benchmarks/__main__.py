@@ -36,6 +36,7 @@ BENCHMARKS = {
     "quality": "tests.benchmarks.quality",  # quality of each strategy's choices, and speed of replays
     "response_cache": "tests.benchmarks.response_cache",  # what a response cache and a store that fails cost
     "routers": "tests.benchmarks.routers",  # what several routers without common state lose
+    "strategies": "tests.benchmarks.strategies",  # every strategy against least_load at several loads, with limits
     "soak": "tests.benchmarks.soak",  # goals that need long runs or large numbers; not run by default
     "router": "tests.benchmarks.router",  # the router, nginx and direct access side by side
     "telemetry": "tests.benchmarks.telemetry",  # scraping a thousand replicas on one core, and charts of many
@@ -52,6 +53,7 @@ ON_DEMAND = {
     "response_cache",
     "routers",
     "soak",
+    "strategies",
     "what_if",
 }
 NEEDS_DJANGO = {"breakdown", "guard", "picker", "soak", "telemetry"}  # their modules import models

@@ -6,10 +6,12 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import mean
+from types import SimpleNamespace
 
 import pytest
 import uvloop
@@ -20,7 +22,7 @@ from routing.schema import PrefixHashSettings, Settings
 from routing.types import Reason
 from telemetry.metrics.engine import read_replica
 from telemetry.models import BreakdownBin
-from tests.benchmarks import agreement, breakdown, event_gain, files, predictions, quality, response_cache
+from tests.benchmarks import agreement, breakdown, event_gain, files, predictions, quality, response_cache, strategies
 from tests.benchmarks.__main__ import NEEDS_DJANGO, main
 from tests.benchmarks.cores import can_be_split, core_of_its_own
 from tests.benchmarks.decision import SETTINGS, Router, chat_body
@@ -123,6 +125,59 @@ def affinity_by_thread(process: int) -> list[frozenset[int]]:
     threads = [int(thread.name) for thread in Path(f"/proc/{process}/task").iterdir()]
     assert len(threads) == 2
     return [frozenset(os.sched_getaffinity(thread)) for thread in threads]
+
+
+def test_every_strategy_is_within_its_limits_and_uses_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality, "CHAT_REQUESTS", 2000)
+    monkeypatch.setattr(quality, "DIFFICULT_REQUESTS", 2000)
+    for cached in (quality.forest_of, strategies.sessions_of):
+        cached.cache_clear()
+
+    rows = {
+        cell: {row.strategy: row for row in strategies.rows_of(strategies.Cell(*cell))}
+        for cell in (("chat", 0.95), ("tides", 0.7))
+    }
+
+    affine = {kind.name for kind in STRATEGIES} - {"least_load", "power_of_two", "random", "round_robin"}
+    assert all(found.keys() == affine | {"least_load"} for found in rows.values())
+    assert [row.line() for found in rows.values() for row in found.values() if row.missed()] == []
+    for found in rows.values():
+        hits = {name: row.figures["token_hit_rate"] for name, row in found.items()}
+        assert min(hits[name] for name in affine - {"session_affinity"}) >= 0.95 * max(hits.values())
+        assert min(hits[name] for name in affine) > hits["least_load"]
+    for cached in (quality.forest_of, strategies.sessions_of):
+        cached.cache_clear()
+
+
+def test_a_limit_that_is_missed_is_named_and_fails_the_benchmark(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = {"ttft_s": {"mean": 1.0, "p99": 2.0}, "token_hit_rate": 0.5, "overloaded_replicas": 0}
+    slow = {"ttft_s": {"mean": 1.3, "p99": 2.8}, "token_hit_rate": 0.4, "overloaded_replicas": 2}
+    row = strategies.Row("session_affinity", slow, figures, figures, 0.5)
+    assert row.missed() == ["mean 1.30 x", "p99 1.40 x", "overload", "hits 0.80 x an unbounded hash"]
+    assert strategies.Row("session_affinity", figures, figures, slow, 0.5).missed() == []
+    for unlike in ({"ttft_s": {"mean": 1.0, "p99": 3.0}}, {"overloaded_replicas": 1}):  # replicas wait, or melt
+        unbounded = figures | {"token_hit_rate": 0.9} | unlike
+        assert strategies.Row("session_affinity", figures, figures, unbounded, 0.9).missed() == []
+
+    monkeypatch.setattr(strategies, "rows_of", lambda _cell: [row])
+    monkeypatch.setattr(strategies, "ProcessPoolExecutor", lambda *_: nullcontext(SimpleNamespace(map=map)))
+    with pytest.raises(SystemExit, match=r"chat, load 0\.5: session_affinity: mean 1\.30 x, p99 1\.40 x, overload"):
+        main(["strategies", "--only", "chat"])
+    assert capsys.readouterr().out.count("session_affinity") == len(strategies.LOADS)
+
+
+def test_a_request_that_begins_with_a_whole_prompt_continues_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality, "DIFFICULT_REQUESTS", 400)
+    for cached in (quality.forest_of, strategies.sessions_of):
+        cached.cache_clear()
+    columns = quality.forest_of("agents").columns
+    sessions = strategies.sessions_of("agents")
+    assert len(sessions) == len(columns)
+    assert set(Counter(sessions).values()) == {20}
+    for cached in (quality.forest_of, strategies.sessions_of):
+        cached.cache_clear()
 
 
 def test_the_quality_benchmark_compares_every_strategy_with_the_clairvoyant_choice(
