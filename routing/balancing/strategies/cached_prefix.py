@@ -209,12 +209,10 @@ class CostRule:
         candidates: Candidates,
         homes: Sequence[TargetId],
         slack_s: float,
-        *,
-        counts_as_cached: bool = False,
     ) -> Choice:
         """The first home with a cost at most ``slack_s`` of prefill above the least, else the same as ``choose``.
 
-        ``counts_as_cached``: homes are compared as if they had the whole prompt cached.
+        The slack is less by what a home would prefill although the cheapest replica has it cached.
         """
         query = self._query(match, key, prompt_tokens, candidates, homes[0])
         members = candidates.members
@@ -222,22 +220,22 @@ class CostRule:
             members = [*self._shortlist(query), *[candidates.by_name[home] for home in homes]]
         costs = self._costs(members, query)
         least_cost = min(costs)
-        best, now_s = members[costs.index(least_cost)], candidates.now_s()
-        rate = best.load.prefill.measured or best.load.prefill.tokens_per_s
-        limit = least_cost + slack_s * rate / best.weight
+        best = members[costs.index(least_cost)]
+        slack_tokens = slack_s * (best.load.prefill.measured or best.load.prefill.tokens_per_s)
+        best_hit_tokens = query.hit_tokens(best)
         for position, home in enumerate(homes):
             for member, cost in zip(members, costs, strict=True):
                 if member.target != home:
                     continue
-                if cost <= limit or (counts_as_cached and queued_work(member.load, now_s) <= limit * member.weight):
+                missing = max(0, best_hit_tokens - query.hit_tokens(member))
+                if cost <= least_cost + (slack_tokens - missing) / best.weight:
                     reason = Reason.SPILL if position else Reason.AFFINITY
                     return self._result(query, member, reason, tuple(homes[:position]))
         chosen = self._rebalance(self._cheapest(members, costs, query), query)
         if chosen.target == homes[0]:  # of equals
             return self._result(query, chosen, Reason.AFFINITY)
         has_more = query.hit_tokens(chosen) > query.hit_tokens(candidates.by_name[homes[0]])
-        reason = HIT if has_more and not counts_as_cached else Reason.SPILL
-        return self._result(query, chosen, reason, tuple(homes))
+        return self._result(query, chosen, HIT if has_more else Reason.SPILL, tuple(homes))
 
     def estimates(
         self,

@@ -5,11 +5,8 @@ home whose cost is at most ``slack_s`` of prefill above the least cost of all ca
 that ``lowest_cost`` chooses (``cached_prefix.py``). Costs are those of that strategy: queued tokens, and the request's
 own uncached tokens. So a home is kept as long as the additional wait there is not longer than what its cached prefix
 saves, and no queue runs further ahead of the others than by that and the slack, at any load. A popular prefix overflows
-to other replicas, is cached there too, and has as many replicas as its work needs.
-
-Under ``session_affinity`` the home counts as if it had the whole prompt cached, whatever other replicas have: a session
-begins at its home although its system prompt is cached elsewhere, and every router finds it there. So the additional
-wait there is at most what the whole prompt costs, and the slack.
+to other replicas, is cached there too, and has as many replicas as its work needs. The slack is for waiting: it is less
+by what the home would prefill although the cheapest replica has it cached.
 
 Hashes. ``prefix_hash`` takes the first replica in the ring order of the tier-1 prefix, ``session_affinity`` that of the
 session. Under ``tiered`` the first ``replicas`` in the prefix's ring order share it, and each conversation (the tier-2
@@ -40,7 +37,6 @@ from routing.schema import (
     AffinitySettings,
     CacheAwareSettings,
     LowestCostSettings,
-    SessionAffinitySettings,
     TieredSettings,
 )
 from routing.types import PrefixHash, Reason, TargetId
@@ -55,7 +51,6 @@ class HomeStrategy(Strategy):
         self._ring = replicas.ring
         self._residency = replicas.residency
         self._slack_s = settings.slack_s
-        self._counts_as_cached = isinstance(settings, SessionAffinitySettings)
         self._rule = CostRule(
             replicas.ring, LowestCostSettings(), by_rate=False, hits=replicas.residency.unrecorded_hits
         )
@@ -68,11 +63,8 @@ class HomeStrategy(Strategy):
             target = candidates.order.least_loaded()
             hit_tokens = match.tokens(candidates.by_name[target].bit, keys.prompt_tokens)
             return Choice(target, Reason.NO_KEY, hit_tokens=hit_tokens)
-        homes, slack = self._homes(key, keys, candidates), self._slack_s
-        as_cached = self._counts_as_cached
-        return self._rule.choose_home(
-            match, key, keys.prompt_tokens, candidates, homes, slack, counts_as_cached=as_cached
-        )
+        homes = self._homes(key, keys, candidates)
+        return self._rule.choose_home(match, key, keys.prompt_tokens, candidates, homes, self._slack_s)
 
     def estimate(self, keys: Keys, candidates: Candidates, targets: Sequence[TargetId]) -> list[Estimate]:
         """Predicted cached tokens and cost of some candidates."""

@@ -100,10 +100,8 @@ def test_a_request_without_a_key_goes_to_the_least_loaded(kind) -> None:
 @pytest.mark.parametrize(
     ("kind", "cached", "kept", "too_long"),
     [
-        *((kind, 0, 400, 600) for kind in HASHED if kind is not SessionAffinitySettings),
-        *((kind, 100, 1400, 1600) for kind in HASHED if kind is not SessionAffinitySettings),
-        (SessionAffinitySettings, 0, 2400, 2600),  # the whole prompt counts as cached at the home
-        (SessionAffinitySettings, 200, 2400, 2600),
+        *((kind, 0, 400, 600) for kind in HASHED),
+        *((kind, 100, 1400, 1600) for kind in HASHED),
     ],
 )
 def test_a_home_is_kept_while_the_wait_there_is_at_most_what_its_cache_saves_and_the_slack(
@@ -184,11 +182,10 @@ def test_no_queue_runs_ahead_of_the_shortest_by_more_than_the_cache_saves_and_th
     choice = rig.choose(keys(key))
     costs = [it.cost for it in rig.strategy.estimate(keys(key), rig.candidates, rig.names)]
 
-    of_session = 10 * len(PROMPT) if isinstance(settings, SessionAffinitySettings) else 0  # counts as cached
-    saved = 2 * (of_session or choice.hit_tokens)  # an uncached token costs others time too, at most its own
+    saved = 2 * choice.hit_tokens  # an uncached token costs others time too, at most its own
     allowed = max(DEFAULT_RATE * settings.slack_s, 632)  # within which the cost rule counts costs as equal
     assert rig.work(choice.target) - min(map(rig.work, rig.names)) <= saved + allowed
-    assert costs[rig.names.index(choice.target)] <= min(costs) + 2 * of_session + allowed
+    assert costs[rig.names.index(choice.target)] <= min(costs) + allowed
 
 
 # --- tiered ----------------------------------------------------------------------------------------------
@@ -258,11 +255,27 @@ def test_routers_send_an_uncached_prompt_to_the_same_idle_replica() -> None:
     assert choices[0][1] is Reason.COLD
 
 
-def test_a_session_begins_at_its_home_although_its_system_prompt_is_cached_elsewhere() -> None:
-    rig = Rig(SessionAffinitySettings())
-    home = next(rig.group.ring.walk(PREFIX))
+@hashed
+@pytest.mark.parametrize(("missing", "keeps"), [(20, True), (30, False)])
+def test_the_slack_is_less_by_what_the_home_would_prefill_although_the_cheapest_has_it(
+    kind, missing: int, keeps: bool
+) -> None:
+    rig = Rig(kind())
+    home, other = rig.choose().target, list(rig.group.ring.walk(PREFIX))[3]
+    rig.hold(home, 100)
+    rig.hold(other, 100 + missing)
+    choice = rig.choose()
+
+    assert (choice.target, choice.reason) == ((home, Reason.AFFINITY) if keeps else (other, Reason.HIT))
+
+
+@hashed
+def test_with_much_slack_a_home_is_kept_whatever_others_have_cached(kind) -> None:
+    rig = Rig(kind(slack_s=60))
+    home = rig.choose().target
     for name in set(rig.names) - {home}:
-        rig.hold(name, 190)
+        rig.hold(name, 200)
+    rig.queue(home, 20_000)
 
     assert (rig.choose().target, rig.choose().reason) == (home, Reason.AFFINITY)
 
