@@ -25,7 +25,7 @@ from telemetry.guards.confidence import MIN_BINS, Cell, Floats, Integers, differ
 
 TAIL = 0.95  # the quantile of TTFT or latency that is compared
 MIN_STREAMED = 0.05  # share of a side's responses below which TTFT is not representative
-MIN_PROMPTS = 3.0  # effective prompts of a side: with so few, prompts say more about themselves than the revision
+MIN_OTHERS = 2.0  # effective prompts of a side besides the largest: so few say more about themselves than the revision
 MIN_PAST = 50  # requests of a side before the rollout
 OFF = "off"
 
@@ -127,16 +127,16 @@ class _Comparison:
         """Cached tokens of prompt tokens.
 
         A few long prompts have most of the tokens, and with them most of chance's share. Whether the rate is certainly
-        lower is judged with each request weighted by the square root of its tokens, which halves that error.
+        lower is judged by the mean of the requests' own hit rates, which halves that error.
         """
         tokens = self._cells(lambda requests: requests.cached_tokens, lambda requests: requests.prompt_tokens)
-        weighted = self._cells(
-            lambda requests: requests.cached_tokens / np.sqrt(np.maximum(requests.prompt_tokens, 1.0)),
-            lambda requests: np.sqrt(requests.prompt_tokens),
+        mean = self._cells(
+            lambda requests: requests.cached_tokens / np.maximum(requests.prompt_tokens, 1.0),
+            lambda requests: np.sign(requests.prompt_tokens),
         )
         without = "do not report cached tokens: no verdict by hit rate."
         allowed = self._limits.max_hit_rate_drop
-        return self._compare_ratios("hit_rate", "Hit rate", tokens, weighted, allowed, without, worse=-1)
+        return self._compare_ratios("hit_rate", "Hit rate", tokens, mean, allowed, without, worse=-1)
 
     def error_ratio(self) -> Figure:
         """Failed requests of those that were answered."""
@@ -146,7 +146,7 @@ class _Comparison:
         return self._compare_ratios("error_ratio", "Failed requests", cells, cells, allowed, without, worse=1)
 
     def _compare_ratios(
-        self, name: str, label: str, cells: _Cells, weighted: _Cells, allowed: float | None, without: str, *, worse: int
+        self, name: str, label: str, cells: _Cells, mean: _Cells, allowed: float | None, without: str, *, worse: int
     ) -> Figure:
         """A ratio of the canary and the baseline; ``worse`` is +1 if higher is worse, else -1."""
         canary, baseline = (cell.ratio for cell in cells.now)
@@ -158,7 +158,7 @@ class _Comparison:
             return Figure(name, "ratio", baseline, canary, limit, *reason)
         is_of_events = name == "error_ratio"
         compare = partial(difference, by_prompts=self._by_prompts and not is_of_events, counts_events=is_of_events)
-        certain, whole = compare(*weighted), compare(*cells, effect=worse * allowed)
+        certain, whole = compare(*mean), compare(*cells, effect=worse * allowed)
         values = (
             f"{label} {_percent(canary)}{_past(cells.before, 0)}, baseline {_percent(baseline)}{_past(cells.before, 1)}"
         )
@@ -245,7 +245,7 @@ class _Comparison:
             return NO_VERDICT, f"Too few requests of both sides are known from before the rollout: no verdict by {by}."
         if not self._measured.has_common_prompts:
             for side, cell in zip(("canary", "baseline"), cells.now, strict=True):
-                if cell.effective_prompts <= MIN_PROMPTS:
+                if cell.other_prompts <= MIN_OTHERS:
                     return NO_VERDICT, _too_few(cell, side, by)
         return None
 
@@ -260,7 +260,7 @@ def _is_plain(requests: Requests) -> bool:
 
 def _too_few(cell: Cell, side: str, by: str) -> str:
     count = int(np.count_nonzero(cell.prompt_shares))
-    most = ", of which few have most of the work" if count > MIN_PROMPTS else ""
+    most = ", of which few have most of the work" if count > MIN_OTHERS + 1 else ""
     return f"{count} prompt{'s' if count > 1 else ''} in the {side}{most}: no verdict by {by}."
 
 

@@ -11,7 +11,7 @@ The question is how large a difference a canary without an effect may have:
 * Prompts change by themselves. How differently is known from the baseline's, by the jackknife: how far the difference
   moves when one prompt is left out (Efron and Stein, "The jackknife estimate of variance", Annals of Statistics 1981).
   A prompt's own level is in both periods and cancels. And no single prompt of the canary decides: the margin grows by
-  how far the difference moves without the most influential one.
+  how far the difference moves without the most influential one, beyond two standard errors of that prompt's chance.
 
 An analysis runs again and again while bins arrive. An ordinary confidence interval that is looked at a hundred times is
 wrong far more often than stated; these bounds hold at all times at once. Source: the asymptotic confidence sequence of
@@ -56,6 +56,8 @@ class Cell:
             # (Sum of the work)^2 / sum of its squares: as many of equal size have the same error.
             self.effective_requests = self.denominator**2 / float((denominators**2).sum())
             self.effective_prompts = 1 / float((self.prompt_shares**2).sum())
+            others = np.sort(self.prompt_shares)[:-1]
+            self.other_prompts = float(others.sum()) ** 2 / max(float((others**2).sum()), 1e-12)  # besides the largest
             # With one hit and one miss more: never 0 or 1, as if nothing else could happen.
             self.smoothed = (self.ratio * self.effective_requests + 1) / (self.effective_requests + 2)
 
@@ -125,7 +127,8 @@ def difference(
         moves, of_others = (cell.moves(size) - (past.moves(size) if past else 0.0) for cell, past in sides)
         changed = max(float((of_others**2).sum()) - baseline, 0.0) * now[1].effective_prompts  # variance of a prompt
         variance += changed * sum(1 / cell.effective_prompts for cell in now)
-        margin = float(np.abs(moves).max())
+        shares = np.pad(now[0].prompt_shares, (0, size - len(now[0].prompt_shares)))
+        margin = math.sqrt(max(float((moves**2 - 4 * canary * shares).max()), 0.0))  # beyond two standard errors
     deviate = max_error(bins) * math.sqrt(bins)
     skew = design_effect * abs(1 - 2 * expected) * (deviate**2 - 1) / 6 / now[0].effective_requests
     return Difference(value, margin + deviate * math.sqrt(variance) + skew)

@@ -2,7 +2,7 @@
 
 Theory of operation. A decision has the policy and the revision that placed the request, so canary and baseline differ
 in the revision alone. Both are measured from the time at which every router ran the current stage, plus the warm-up.
-Each is also measured in the hour before the canary began, when the active revision placed all requests: a request
+Each is also measured in the two hours before the canary began, when the active revision placed all requests: a request
 belonged to the canary's side if the stage would select it, by its router, its task group and the position of its
 prefix. The last stage of a rollout makes the revision active and has no canary.
 
@@ -29,7 +29,7 @@ from telemetry.metrics.windows import Window
 from telemetry.storage.decisions import PlacedRequests, placed_between
 from telemetry.storage.locks import GUARD, advisory_lock
 
-HISTORY_S = 3600.0  # before the canary
+HISTORY_S = 7200.0  # before the canary
 SHORTEST_BIN_S, LONGEST_BIN_S = 10.0, 60.0
 BINS = 10  # of a stage, within the limits of a bin's length
 COLLECTED_S = 10.0  # after its end, a bin's decisions are expected to be collected

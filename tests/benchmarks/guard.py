@@ -9,7 +9,7 @@ alarm, made once at the end, that knows what each prompt, minute and replica wou
 Traffic: 10 requests/s of 1 or 4 task groups. A group's prompts follow Zipf's law with exponent 1, and each has its own
 hit rate (standard deviation 0.12), TTFT (log-normal, 0.3) and error ratio. Sessions of 5 or 20 requests, five seconds
 apart on average, share prompt and replica, and are similar beyond that. Every minute has its own hit rate and TTFT, and
-the hour of the rollout others than the hour before.
+the time of the rollout others than the time before.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from controlplane.services.policies.rollout_plans import GuardLimits
 from controlplane.services.policies.rollouts import NO_VERDICT, Verdict
 from telemetry.guards.analysis import Measured, Requests, Side, analyze
+from telemetry.guards.measurement import HISTORY_S
 
 RATE = 10.0  # requests/s
 MINUTES = (*range(3, 15), *range(15, 60, 4))  # of the analyses, after the warm-up
@@ -201,7 +202,7 @@ def run(scenario: Scenario, harm: Harm, seed: int, minutes: int = HOUR) -> Rollo
     rng = np.random.default_rng(seed)
     prompts = _prompts(scenario, rng)
     is_canary = rng.random(len(prompts.weight)) < scenario.share if scenario.split == "share" else prompts.group == 0
-    before = _hour(scenario, prompts, is_canary, NONE, rng, HOUR)
+    before = _hour(scenario, prompts, is_canary, NONE, rng, int(HISTORY_S / 60))
     drifted = replace(prompts, hit_rate=prompts.hit_rate + rng.normal(0, scenario.drift, len(prompts.weight)))
     now = _hour(scenario, drifted, is_canary, harm, rng, minutes - WARM_UP)
     limits = GuardLimits()

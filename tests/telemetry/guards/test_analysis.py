@@ -90,22 +90,39 @@ def test_slow_or_failing_prompts_are_compared_with_their_own_past() -> None:
     assert figures["ttft_p95_s"]["limit"] == pytest.approx(2.4 * 1.25, rel=0.2)
 
 
-@pytest.mark.parametrize(("canary", "most_of_one"), [(3, False), (40, True)])
-def test_too_few_prompts_have_no_verdict_by_hit_rate_and_ttft(canary: int, most_of_one: bool) -> None:
+def most_of_few(measured: Measured, few: int) -> Requests:
+    """The canary's requests, of which the first ``few`` prompts have nine tenths, now and before."""
+    for requests in measured.canary:
+        numbers = np.arange(len(requests))
+        requests.prompts[numbers % 10 > 0] = PROMPTS + numbers[numbers % 10 > 0] % few
+    return measured.canary.now
+
+
+@pytest.mark.parametrize(("canary", "few"), [(3, 0), (40, 2)])
+def test_too_few_prompts_have_no_verdict_by_hit_rate_and_ttft(canary: int, few: int) -> None:
     """However bad it looks. Errors are no property of prompts, so they still fail."""
     measured = two_sides(9, 20, canary={**CALM, "prompts": canary, "hit_rate": 0.1, "ttft_s": 3.0}, past=True)
-    if most_of_one:
-        measured.canary.now.prompts[np.arange(len(measured.canary.now)) % 3 > 0] = PROMPTS
+    if few:
+        most_of_few(measured, few)
     verdict, figures = verdicts(measured)
     assert [figures[name]["verdict"] for name in ("hit_rate", "ttft_p95_s")] == [NO_VERDICT] * 2
     assert figures["hit_rate"]["detail"] == (
-        f"{canary} prompts in the canary{', of which few have most of the work' if most_of_one else ''}: "
+        f"{canary} prompts in the canary{', of which few have most of the work' if few else ''}: "
         "no verdict by hit rate."
     )
     assert verdict is not Verdict.FAILED
 
     failing = two_sides(9, 20, canary={**CALM, "prompts": canary, "error_ratio": 0.2}, past=True)
     assert verdicts(failing)[1]["error_ratio"]["verdict"] == Verdict.FAILED
+
+
+@pytest.mark.parametrize(("harmed", "verdict"), [("the others too", Verdict.FAILED), ("it alone", "inconclusive")])
+def test_beside_a_prompt_with_most_of_the_work_the_others_decide(harmed: str, verdict: str) -> None:
+    measured = two_sides(6, 15, canary={**CALM, "prompts": 40}, baseline=CALM, past=True)
+    canary = most_of_few(measured, 1)
+    is_harmed = (np.arange(len(canary)) % 3 > 0) & ((canary.prompts == PROMPTS) | (harmed == "the others too"))
+    canary.cached_tokens[is_harmed] = 0.0
+    assert verdicts(measured)[1]["hit_rate"]["verdict"] == verdict
 
 
 def test_a_prompt_that_changed_by_itself_does_not_roll_back() -> None:

@@ -141,6 +141,15 @@ def test_one_prompt_of_the_canary_does_not_decide() -> None:
     assert margin(now, before) < -found.value < found.margin
 
 
+def test_what_chance_gives_a_prompt_does_not_widen_the_margin() -> None:
+    """Eight prompts that have not changed: each moves the difference by chance alone."""
+    bins, prompts = np.repeat(np.arange(20), 16), np.tile(np.arange(8), 40)
+    hits = np.random.default_rng(11).random((4, 320)) < 0.6
+    cells = [cell(hits[n] * 1.0, bins=bins, prompts=prompts + 8 * (n % 2)) for n in range(4)]
+    now, before = (cells[0], cells[1]), (cells[2], cells[3])
+    assert margin(now, before, by_prompts=True) < 1.05 * margin(now, before)
+
+
 def test_one_prompt_has_an_infinite_margin_and_an_effective_number_of_1() -> None:
     lone, other = cell([0, 1, 1, 0], prompts=[0] * 4), cell([0, 1, 1, 0], prompts=[1, 2, 3, 4])
     assert lone.effective_prompts == 1
