@@ -21,6 +21,7 @@ from tests.benchmarks.guard import (
 TEST_SEED = 3001
 
 
+@pytest.mark.timeout(300)
 def test_harmless_canaries_are_rarely_rolled_back_within_an_hour() -> None:
     scenarios = (
         Scenario(share=0.05, prompts=2000, groups=4, session=5),
