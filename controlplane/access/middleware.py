@@ -24,7 +24,7 @@ from controlplane.access.rules import (
     permits,
 )
 from controlplane.accounts.sign_in_methods import has_totp, is_recently_authenticated, signed_in_by_provider
-from controlplane.models import Role
+from controlplane.models import Event, EventKind, Role
 
 
 class AccessMiddleware:
@@ -70,6 +70,9 @@ def check_page(request: HttpRequest, route: str, parameters: Mapping[str, Any]) 
     for (label, field), value in objects:
         rows = apps.get_model(label)._default_manager.filter(**{field: value})  # noqa: SLF001 - Django's name
         project = visible_project(actor, rows)
+        if project is None and label == "controlplane.Replica" and field == "name":  # a removed replica keeps its page
+            removals = Event.objects.filter(kind=EventKind.REPLICA_REMOVED, detail__before__name=value)
+            project = visible_project(actor, removals)
         if project is None:
             raise Http404
         if not actor.may(needed, *project):

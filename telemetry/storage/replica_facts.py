@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.conf import settings
+from django.db.models import QuerySet
 
 from controlplane.models import Event, EventKind, Pool, Replica, ReplicaRole, ReplicaState
 from telemetry.metrics.windows import Window
@@ -66,16 +67,33 @@ def removed_replicas(since: datetime, pools: Collection[Pool] | None = None) -> 
 
     Their readings count for their pool, so that figures of the past do not change with a removal.
     """
-    events = Event.objects.filter(kind=EventKind.REPLICA_REMOVED, at__gt=since, pool__isnull=False)
+    removals = _removals().filter(at__gt=since)
     if pools is not None:
-        events = events.filter(pool__in=pools)
-    found = []
-    for event in events.select_related("pool"):
-        before, pk = event.detail.get("before") or {}, event.detail.get("replica_id")
-        if pk is not None:  # an event of an earlier release does not have it
-            fields = {name: before[name] for name in ("name", "role", "labels") if name in before}
-            found.append(Replica(pk=pk, pool=event.pool, state=ReplicaState.DISABLED, **fields))
-    return found
+        removals = removals.filter(pool__in=pools)
+    return [_removed_replica(removal) for removal in removals.order_by()]
+
+
+def last_removal(name: str, pools: Collection[Pool]) -> tuple[Replica, Event] | None:
+    """The last removed replica of a name as an unsaved row, and its removal; None: none of these pools had it.
+
+    One query.
+    """
+    removals = _removals().filter(pool__in=pools, detail__before__name=name).select_related("actor")
+    removal = removals.order_by("-at", "-pk").first()
+    return None if removal is None else (_removed_replica(removal), removal)
+
+
+def _removals() -> QuerySet[Event]:
+    """Removals of replicas; those that an earlier release recorded without the replica's id are left out."""
+    removals = Event.objects.filter(kind=EventKind.REPLICA_REMOVED, pool__isnull=False)
+    return removals.filter(detail__replica_id__isnull=False).select_related("pool")
+
+
+def _removed_replica(removal: Event) -> Replica:
+    names = {field.name for field in Replica._meta.concrete_fields} - {"state"}  # noqa: SLF001 - Django's public name
+    before = removal.detail.get("before") or {}
+    fields = {name: value for name, value in before.items() if name in names}
+    return Replica(pk=removal.detail["replica_id"], pool=removal.pool, state=ReplicaState.DISABLED, **fields)
 
 
 def hit_rate_replicas(replicas: Sequence[Replica]) -> list[Replica]:

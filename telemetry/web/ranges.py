@@ -16,11 +16,12 @@ from django.http import HttpRequest, QueryDict
 from django.utils import timezone
 
 from controlplane.access.actor import actor_of
-from controlplane.models import Pool, Replica
+from controlplane.models import Event, Pool, Replica
 from controlplane.web.base import viewable
 from telemetry.metrics.windows import Window, choose_step
 from telemetry.services.figures.overview import Kind, Subject
 from telemetry.services.figures.series import fit_window
+from telemetry.storage.replica_facts import last_removal
 
 CHART_POINTS = 100  # per line; more show noise rather than the trend
 MAX_POINTS = 720  # of ``?points=``
@@ -180,6 +181,17 @@ def query_parameters_of(subject: Subject) -> dict[str, str]:
     return {"pool": subject.pool.name} | ({} if subject.group is None else {"group": subject.group or NO_GROUP})
 
 
+def replica_named(request: HttpRequest, name: str) -> tuple[Replica | None, Event | None]:
+    """A replica that the user may see; else the last removed one of this name, unsaved, with its removal.
+
+    At most two queries.
+    """
+    replica = viewable(request, Replica.objects.select_related("pool")).filter(name=name).first()
+    if replica is not None:
+        return replica, None
+    return last_removal(name, _pools(request)) or (None, None)
+
+
 def _pools(request: HttpRequest) -> list[Pool]:
     return list(viewable(request, Pool.objects.all()))
 
@@ -189,7 +201,7 @@ def _named_subject(request: HttpRequest, pools: list[Pool]) -> tuple[Subject, st
     fleet = Subject(None if actor_of(request).projects() is None else pools)
     replica, name, group = (request.GET.get(key, "") for key in ("replica", "pool", "group"))
     if replica:
-        row = viewable(request, Replica.objects.select_related("pool")).filter(name=replica).first()
+        row, _ = replica_named(request, replica)
         return (Subject.of_replica(row), "") if row else (fleet, _not_found("replica", replica))
     if not name:
         error = "A task group belongs to a pool: choose its pool too. Showing the whole fleet." if group else ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
@@ -10,8 +12,9 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from controlplane.models import Pool, Replica, TaskGroup
+from controlplane.models import Event, Pool, Replica, TaskGroup
 from controlplane.web.base import render_live, requested_sort
+from telemetry.services.alerts.alerts import alerts
 from telemetry.services.figures.engine import last_day_of, reconcile
 from telemetry.services.figures.groups import active_revisions, group_tiles, has_requests, replica_shares
 from telemetry.services.figures.kv_streams import kv_streams_of
@@ -26,7 +29,11 @@ from telemetry.services.self_monitoring import router_outage
 from telemetry.storage.dimension_sums import usage_reports
 from telemetry.web.breakdown_figures import draw_precision
 from telemetry.web.pages import GROUP_COLUMNS, frame, live_context, live_part, replica_table, scrape_gap
-from telemetry.web.ranges import NO_GROUP, PageState, page_state, page_state_of
+from telemetry.web.ranges import NO_GROUP, PageState, page_state, page_state_of, replica_named
+
+# What the page of a removed replica shows.
+BEFORE_REMOVAL, AFTER_REMOVAL = timedelta(hours=1), timedelta(minutes=1)
+MAX_ALERTS = 5
 
 
 def _tables(request: HttpRequest, state: PageState) -> dict[str, Any]:
@@ -156,10 +163,14 @@ def _group(state: PageState, pool: Pool, group: TaskGroup | None) -> dict[str, A
 
 @require_GET
 def replica_detail(request: HttpRequest, replica_name: str) -> HttpResponse:
-    """A replica's page."""
-    state, replica = _replica_state(request, replica_name)
+    """A replica's page. That of a removed replica shows the hour before its removal by default."""
+    state, replica, removal = _replica_state(request, replica_name)
+    if removal is not None and not {"range", "from", "to"} & set(request.GET):
+        times = {"from": removal.at - BEFORE_REMOVAL, "to": removal.at + AFTER_REMOVAL}
+        query = urlencode({name: f"{at:%Y-%m-%dT%H:%M:%S}" for name, at in times.items()})
+        return redirect(f"{reverse('telemetry:replica', args=[replica_name])}?{query}")
     reconciled = reconcile([replica.pool], last_day_of(state.range.table), only=replica)
-    context = {**_replica(state, replica), **frame(request, state), "reconciled": reconciled}
+    context = {**_replica(state, replica, removal), **frame(request, state), "reconciled": reconciled}
     return render_live(request, "telemetry/replica.html", context, partial=False)
 
 
@@ -170,16 +181,20 @@ def replica_live(request: HttpRequest, replica_name: str) -> HttpResponse:
     return render_live(request, "telemetry/replica.html", context, partial=True)
 
 
-def _replica_state(request: HttpRequest, replica_name: str) -> tuple[PageState, Replica]:
-    replica = get_object_or_404(Replica.objects.select_related("pool"), name=replica_name)
-    return page_state_of(request, Subject.of_replica(replica)), replica
+def _replica_state(request: HttpRequest, replica_name: str) -> tuple[PageState, Replica, Event | None]:
+    replica, removal = replica_named(request, replica_name)
+    if replica is None:
+        raise Http404(f"No pool has had a replica {replica_name!r}.")
+    return page_state_of(request, Subject.of_replica(replica)), replica, removal
 
 
-def _replica(state: PageState, replica: Replica) -> dict[str, Any]:
+def _replica(state: PageState, replica: Replica, removal: Event | None) -> dict[str, Any]:
     scraping = scraping_of(replica)
     return {
         **live_context(state),
         "replica": replica,
+        "removal": removal,
+        "past_alerts": alerts(replica.pool).filter(subject=replica.name)[:MAX_ALERTS] if removal else (),
         "row": with_ttft(replica_rows([replica], state.range.now), [replica], state.range.now)[0],
         "usage": usage_reports(replica.pool.name, replica.name, last_day_of(state.range.table)),
         "scraping": scraping,

@@ -8,9 +8,9 @@ import time_machine
 from django.db.models import F
 from django.utils.html import escape
 
-from controlplane.models import RoutingPolicy
+from controlplane.models import Project, RoleAssignment, RoutingPolicy
 from controlplane.services.fleet.pools import create_pool
-from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.fleet.replicas import add_replica, remove_replica
 from controlplane.services.fleet.task_groups import create_task_group, update_task_group
 from telemetry.models import Alert, Reading, RouterReading, ScrapeState
 from telemetry.services.alerts.rules import create_rule
@@ -151,6 +151,38 @@ def test_a_replica_shows_its_engine_its_ranks_and_how_reading_goes(visitor, flee
     assert "27,648 blocks" in text
     assert "12 ms" in text
     assert re.search(r'<th scope="row">0</th><td>llama-3.3-70b</td>', text)
+
+
+def test_a_removed_replica_keeps_its_page_with_its_figures_and_alerts(visitor, fleet, operator, noon):
+    replica = fleet.replicas.get(name="gpu-1")
+    alert = drop_alert(fleet, noon)
+    Alert.objects.filter(pk=alert.pk).update(subject="gpu-1")
+    remove_replica(replica, by=operator)
+
+    found = visitor.get("/replicas/gpu-1/")
+    text = visitor.get(found["Location"]).text
+
+    assert (found.status_code, "from=2031-03-04T11" in found["Location"]) == (302, True)
+    assert "Replica gpu-1 was removed from pool chat." in text
+    assert "by olga" in text
+    assert f'href="/alerts/{alert.pk}/"' in text
+    assert "http://10.0.0.1:8000" in text
+    assert "27,648 blocks" in text
+    assert ">Edit<" not in text
+    assert "No successful scrape in this range" not in text
+    source = re.search(r'data-src="([^"]+)"', text)[1].replace("&amp;", "&")
+    assert "line" in [trace["meta"] for trace in visitor.get(source).json()["data"]]
+    assert "was removed from pool chat" in visitor.get("/replicas/gpu-1/live/").text
+
+
+def test_the_page_of_a_removed_replica_is_for_those_who_see_its_pool(client, fleet, django_user_model):
+    remove_replica(fleet.replicas.get(name="gpu-1"))
+
+    for project, status in ((Project.objects.create(name="other"), 404), (fleet.project, 302)):
+        user = django_user_model.objects.create_user(project.name)
+        RoleAssignment.objects.create(user=user, project=project, role="viewer")
+        client.force_login(user)
+        assert client.get("/replicas/gpu-1/").status_code == status
 
 
 def test_a_restarted_replica_is_shaded_cold_on_its_own_charts_alone(visitor, fleet):
