@@ -55,10 +55,10 @@ SATURATION_LINES = (  # metric, attribute of Saturation, help text
     ("pool_waiting_work_seconds", "waiting_s", "Time that the replicas need for this router's waiting tokens."),
     ("pool_prefill_tokens_per_second", "tokens_per_s", "Measured prefill rate of all serving replicas."),
 )
-PROBE_LINES = (  # metric, attribute of EngineCheck, help text
-    ("engine_probes_total", "probes", "Requests for one token sent to engines that may hang."),
-    ("engine_probes_passed_total", "passed_probes", "Those with a token, which engines count as requests."),
-    ("engine_probe_tokens_total", "probe_tokens", "Prompt tokens of those with a token."),
+OWN_REQUEST_LINES = (  # metric, help text
+    ("own_requests_total", "The router's own requests for one token that engines completed."),
+    ("own_prompt_tokens_total", "Prompt tokens of these."),
+    ("own_cached_tokens_total", "Those of them that came from the prefix cache."),
 )
 _OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
@@ -561,11 +561,13 @@ class RouterView:
         yield from header("ejections_total", "counter", "Replicas ejected by their circuit breakers, by cause.")
         for (pool, replica, cause), count in list(router.balancer.breakers.ejections.items()):
             yield f"{PREFIX}ejections_total{{{labels(pool=pool, replica=replica, cause=cause)}}} {count}"
-        probed = router.services.stall_detector.probed
-        for name, attribute, text in PROBE_LINES:
+        yield from header("engine_probes_total", "counter", "Requests for one token sent to engines that may hang.")
+        for check in router.services.stall_detector.probed:
+            yield f"{PREFIX}engine_probes_total{{{labels(replica=check.name)}}} {check.probes}"
+        for number, (name, text) in enumerate(OWN_REQUEST_LINES):
             yield from header(name, "counter", text)
-            for check in probed:
-                yield f"{PREFIX}{name}{{{labels(replica=check.name)}}} {getattr(check, attribute)}"
+            for asked, counts in list(router.services.own_requests.counts.items()):
+                yield f"{PREFIX}{name}{{{labels(replica=asked)}}} {counts[number]}"
         yield from header("retries_rejected_total", "counter", "Retries that the retry budget did not allow.")
         yield f"{PREFIX}retries_rejected_total {router.balancer.retry_budget.rejected}"
         yield from header("connections_closed_total", "counter", "Client connections that ended, by reason.")

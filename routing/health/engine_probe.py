@@ -34,10 +34,11 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Container, Coroutine
 from enum import Enum
 from typing import NamedTuple
 
+from routing.http.response_json import Usage
 from routing.http.usage import ResponseTail, has_token, prompt_and_cached
 from routing.log import defect
 from routing.upstream.client import fetch
@@ -107,10 +108,27 @@ class ProbeResult(Enum):
     NO_RESPONSE = "no_response"
 
 
-async def probe_engine(address: Address, model: str | None, timeout_s: float) -> tuple[ProbeResult, int]:
+class OwnRequests:
+    """The requests of a router itself that engines completed (probes and warm-ups), which engines count like others."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, tuple[int, int, int]] = {}  # requests, prompt and cached tokens, by replica
+
+    def add(self, replica: str, usage: Usage | None) -> None:
+        """Count a request; tokens that the engine does not report count as 0."""
+        requests, prompt, cached = self.counts.get(replica, (0, 0, 0))
+        of_prompt, of_cache = (None, None) if usage is None else prompt_and_cached(usage)
+        self.counts[replica] = requests + 1, prompt + (of_prompt or 0), cached + (of_cache or 0)
+
+    def retain(self, replicas: Container[str]) -> None:
+        """Drop the counts of all other replicas."""
+        self.counts = {name: counts for name, counts in self.counts.items() if name in replicas}
+
+
+async def probe_engine(address: Address, model: str | None, timeout_s: float) -> tuple[ProbeResult, Usage | None]:
     """Let an engine generate one streamed token, with the replica's API key if it has one. Never raises.
 
-    Returns the prompt's tokens too; 0 if the engine does not report them.
+    Returns the usage that it reports, too.
     """
     body: dict[str, object] = {"prompt": "Hi", "max_tokens": 1, "stream": True}
     body |= {"stream_options": {"include_usage": True}} | ({} if model is None else {"model": model})
@@ -127,26 +145,24 @@ async def probe_engine(address: Address, model: str | None, timeout_s: float) ->
                 address, PROBE_PATH, json.dumps(body).encode(), max_bytes=MAX_PROBE_BYTES, until=has_ended
             )
     except (TimeoutError, OSError, ValueError):
-        return ProbeResult.PASSED if has_generated else ProbeResult.NO_RESPONSE, 0
+        return ProbeResult.PASSED if has_generated else ProbeResult.NO_RESPONSE, None
     if status != 200 or not has_token(data):
-        return ProbeResult.REJECTED, 0
+        return ProbeResult.REJECTED, None
     tail = ResponseTail()
     tail.add(data)
-    usage = tail.usage()
-    return ProbeResult.PASSED, (prompt_and_cached(usage)[0] or 0) if usage is not None else 0
+    return ProbeResult.PASSED, tail.usage()
 
 
 class EngineCheck:
     """The check of one replica's engine. Times are the loop's."""
 
-    def __init__(self, name: str, address: Address) -> None:
+    def __init__(self, name: str, address: Address, own_requests: OwnRequests) -> None:
         self.name = name
         self.address = address
+        self._own_requests = own_requests
         self.model: str | None = None  # model of a probe; None: the engine's default
         self.stall_s = 3.0  # setting of its pool
         self.probes = 0  # sent
-        self.passed_probes = 0  # the engine's own metrics include them
-        self.probe_tokens = 0  # prompt tokens of those
         self.progress_at = 0.0  # when the engine last showed progress; 0: never
         self.has_counters: bool | None = None  # None: unknown
         self._loop = asyncio.get_running_loop()
@@ -279,13 +295,12 @@ class EngineCheck:
         self.probes += 1
         period = self._periods
         try:
-            result, tokens = await probe_engine(self.address, self.model, TIMEOUT_RATIO * self.stall_s)
+            result, usage = await probe_engine(self.address, self.model, TIMEOUT_RATIO * self.stall_s)
         finally:
             if period == self._periods:
                 self._is_probing = False
         if result is ProbeResult.PASSED:
-            self.passed_probes += 1
-            self.probe_tokens += tokens
+            self._own_requests.add(self.name, usage)
         if period != self._periods:
             return
         now = self._loop.time()

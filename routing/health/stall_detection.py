@@ -18,7 +18,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from routing.health.circuit_breaker import Cause, State
-from routing.health.engine_probe import EngineCheck, ProbeResult
+from routing.health.engine_probe import EngineCheck, OwnRequests, ProbeResult
 from routing.health.slowness import (
     UNMEASURED_RATE,
     Observation,
@@ -57,8 +57,9 @@ class Silence(NamedTuple):
 class StallDetector:
     """Stall detection of one router."""
 
-    def __init__(self, balancer: Balancer) -> None:
+    def __init__(self, balancer: Balancer, own_requests: OwnRequests) -> None:
         self._balancer = balancer
+        self._own_requests = own_requests
         self._typical: dict[str, TypicalSilence] = {}  # by pool
         self._slowness: dict[tuple[str, bool], Slowness] = {}  # by pool, and whether the replicas can decode
         self._silences: dict[str, Silence] = {}  # by replica, while a stream waits there
@@ -118,7 +119,7 @@ class StallDetector:
             if check is None or check.address != address:
                 if check is not None:
                     check.close()
-                check = self._checks[name] = EngineCheck(name, address)
+                check = self._checks[name] = EngineCheck(name, address, self._own_requests)
             check.stall_s = pool.breaker.stall_s or DEFAULT_STALL_S
             check.model = pool.models[0] if pool.models else None
 

@@ -29,6 +29,7 @@ from routing.balancing.warm_up_prefixes import PopularPrefixes, PrefixKey, WarmU
 from routing.health.checks import active_replicas
 from routing.http.loop import log_exceptions
 from routing.http.request import Request, RequestHead
+from routing.http.usage import ResponseTail
 from routing.log import defect, event
 from routing.observability.metrics import PREFIX, header, labels
 from routing.prompt.parsing import with_member
@@ -43,8 +44,10 @@ PRIORITY_REJECTED_TEXT = b"riority scheduling"  # in the 400 of a vLLM that sche
 if TYPE_CHECKING:
     from routing.balancing.placement import Decision
     from routing.health.checks import Balancer, HealthChecks
+    from routing.health.engine_probe import OwnRequests
     from routing.http.request import Request
     from routing.http.response import ResponseHead
+    from routing.http.response_json import Usage
     from routing.prompt.canonical import CanonicalPrompt
     from routing.schema import Limits, RouterConfig
     from routing.schema import WarmUp as WarmUpSettings
@@ -120,7 +123,7 @@ class ReplicaWarmUp:
         self.progress.prefixes_done += 1
         self.progress.tokens_done += call.prompt.tokens
         self._failures = 0 if ok else self._failures + 1
-        self._warm_ups.on_sent(self, call.prompt, call.target, ok=ok)
+        self._warm_ups.on_sent(self, call, ok=ok)
         if self._failures >= MAX_FAILURES:
             self._warm_ups.end(self, Ending.FAILING)
         else:
@@ -158,6 +161,7 @@ class WarmUpCall:
         "_is_over",
         "_limits",
         "_request",
+        "_tail",
         "_upstream",
         "_warm_up",
         "_with_priority",
@@ -178,6 +182,7 @@ class WarmUpCall:
         self._with_priority = with_priority
         self._upstream: UpstreamConnection | None = None
         self._error = b""  # beginning of a 400's body
+        self._tail = ResponseTail()
         self._is_over = False
 
     def start(self, connections: ConnectionPool, limits: Limits) -> None:
@@ -201,6 +206,11 @@ class WarmUpCall:
         """Whether the engine rejected the request because of its priority."""
         return self._with_priority and PRIORITY_REJECTED_TEXT in self._error
 
+    @property
+    def usage(self) -> Usage | None:
+        """What the response reports."""
+        return self._tail.usage()
+
     # --- events of its connection ---
 
     @log_exceptions
@@ -218,7 +228,8 @@ class WarmUpCall:
 
     @log_exceptions
     def on_response(self, head: ResponseHead, data: bytes, last: bool) -> None:
-        """Discard the body, except for the beginning of an error."""
+        """Discard the body, except for the beginning of an error and the usage."""
+        self._tail.add(data)
         if head.status == BAD_REQUEST and len(self._error) < MAX_ERROR_BYTES:
             self._error += data
         if last:
@@ -295,11 +306,12 @@ logger = logging.getLogger(__name__)
 class WarmUps:
     """The warm-ups of one router."""
 
-    def __init__(self, balancer: Balancer, checks: HealthChecks, boot: str) -> None:
+    def __init__(self, balancer: Balancer, checks: HealthChecks, own_requests: OwnRequests, boot: str) -> None:
         self.part, self.parts = 0, 1  # this process sends part ``part`` of ``parts`` of the prefixes
         self.is_draining = False  # no warm-up starts any more
         self._balancer = balancer
         self._checks = checks
+        self._own_requests = own_requests
         self._boot = boot
         self._request_ids = count(1)
         self._secret = ""
@@ -411,13 +423,15 @@ class WarmUps:
         limits = -(-pool.warm_up.max_prefixes // self.parts), pool.warm_up.max_tokens // self.parts
         return self._popular_prefixes[pool.name].select(preferred_replicas, *limits)
 
-    def on_sent(self, warm_up: ReplicaWarmUp, prompt: WarmUpPrompt, target: TargetId, *, ok: bool) -> None:
+    def on_sent(self, warm_up: ReplicaWarmUp, call: WarmUpCall, *, ok: bool) -> None:
         """Account for one prefix."""
+        if ok:
+            self._own_requests.add(warm_up.replica, call.usage)
         key = (warm_up.pool, warm_up.replica, "ok" if ok else "failed")
         self._counts["warm_up_prefixes_total"][key] += 1
-        self._counts["warm_up_tokens_total"][key] += prompt.tokens
+        self._counts["warm_up_tokens_total"][key] += call.prompt.tokens
         if ok and self._balancer.fleet is not None:
-            self._balancer.fleet.placement.record_warm_up(warm_up.pool, target, prompt)
+            self._balancer.fleet.placement.record_warm_up(warm_up.pool, call.target, call.prompt)
 
     def tick(self, now: float) -> None:
         """Advance all warm-ups."""

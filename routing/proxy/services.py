@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from routing.balancing.placement import Placement
 from routing.health.checks import HealthChecks
+from routing.health.engine_probe import OwnRequests
 from routing.health.stall_detection import StallDetector
 from routing.health.warm_ups import WarmUps
 from routing.http.auth import AccessControl, CrossOrigin
@@ -60,8 +61,9 @@ class Services:
         self.breakers = balancer.breakers
         self.retry_budget = balancer.retry_budget
         self.checks = HealthChecks(balancer.health, self._on_up, balancer.progress_at)
-        self.stall_detector = StallDetector(balancer)
-        self.all_warm_ups = WarmUps(balancer, self.checks, boot)
+        self.own_requests = OwnRequests()
+        self.stall_detector = StallDetector(balancer, self.own_requests)
+        self.all_warm_ups = WarmUps(balancer, self.checks, self.own_requests, boot)
         self.warm_ups: WarmUps | None = None  # None: no pool warms up
         self.all_admission_queues = AdmissionQueues()
         self.admission_queues: AdmissionQueues | None = None  # None: no limit is configured

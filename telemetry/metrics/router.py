@@ -31,9 +31,10 @@ COUNTERS = {
     "warmpath_router_predicted_tokens_total": "predicted_tokens",
     "warmpath_router_predicted_cached_tokens_total": "predicted_cached_tokens",
 }
-PROBES = {  # of engines; in no reading of the router
-    "warmpath_router_engine_probes_passed_total": "probes",
-    "warmpath_router_engine_probe_tokens_total": "probe_tokens",
+OWN_REQUESTS = {  # of the router itself, by replica; in no reading of the router
+    "warmpath_router_own_requests_total": "probes",
+    "warmpath_router_own_prompt_tokens_total": "probe_tokens",
+    "warmpath_router_own_cached_tokens_total": "probe_cached_tokens",
 }
 OUTCOMES = {
     "ok": "ok_requests",
@@ -91,7 +92,7 @@ SEMANTIC_CHECKS = {  # by similarity and result
 REPLICA_UP, REPLICA_OUT = "warmpath_router_replica_up", "warmpath_router_replica_out"
 _BUCKETS = {f"{name}_bucket": short for name, short in HISTOGRAMS.items()}
 _SUMS = {f"{name}_sum": short for name, short in HISTOGRAMS.items()}
-_METRICS = frozenset(COUNTERS | PROBES) | frozenset(_BUCKETS) | frozenset(_SUMS) | {INFO, START_TIME, REQUESTS}
+_METRICS = frozenset(COUNTERS | OWN_REQUESTS) | frozenset(_BUCKETS) | frozenset(_SUMS) | {INFO, START_TIME, REQUESTS}
 _KV_METRICS = frozenset(KV_FIGURES) | {KV_STATE}
 _CACHE_METRICS = frozenset({CACHE_REQUESTS, CACHE_SAVED, CACHE_STORE_ERRORS, CACHE_STORE_UP})
 _SEMANTIC_METRICS = frozenset(SEMANTIC_FIGURES) | frozenset(SEMANTIC_CHECKS) | {SEMANTIC_STATE}
@@ -107,7 +108,7 @@ class RouteKey:
     The TTFT histogram of all requests has no policy: ``policy`` is "" and ``revision`` 0. The one by revision, of
     policies with a canary, has no replica: ``replica`` is "". Nor has the one by ``reuse``: "hit" for responses with at
     least half of the prompt cached, "miss" for the others. Counters of response caches have pool and group only, those
-    of probes only a replica.
+    of the router's own requests only a replica.
     """
 
     pool: str = ""
@@ -233,7 +234,7 @@ def _semantic_caches(samples: list[Sample]) -> SemanticCaches:
 
 
 def _count(routes: dict[RouteKey, RouteSample], sample: Sample) -> None:
-    if (name := COUNTERS.get(sample.name) or PROBES.get(sample.name)) is not None:
+    if (name := COUNTERS.get(sample.name) or OWN_REQUESTS.get(sample.name)) is not None:
         routes[_key(sample)].counters[name] = checked_count(sample)
     elif sample.name == REQUESTS:
         counters = routes[_key(sample)].counters

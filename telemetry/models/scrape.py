@@ -52,9 +52,10 @@ class ScrapeState(models.Model):
     restarted_at = models.DateTimeField(null=True)  # when a restart was last detected
     asleep = models.BooleanField(default=False)  # vLLM's sleep mode
     lacks_prefix_cache = models.BooleanField(default=False, db_default=False)  # the engine says that it is off
-    # Probes of a replica by routers, and their prompt tokens, that are not yet left out of its readings.
+    # Requests of routers themselves to a replica (probes, warm-ups) that are not yet left out of its readings.
     probes = models.PositiveIntegerField(default=0, db_default=0)
-    probe_tokens = models.PositiveIntegerField(default=0, db_default=0)
+    probe_tokens = models.PositiveIntegerField(default=0, db_default=0)  # of their prompts
+    probe_cached_tokens = models.PositiveIntegerField(default=0, db_default=0)
     duration_s = models.FloatField(null=True)  # of the last scrape; None: it failed
     engine = models.CharField(max_length=16, blank=True, default="", db_default="")  # vllm, sglang, tensorrt_llm
     role = models.CharField(max_length=8, blank=True, default="", db_default="")  # prefill, decode

@@ -17,14 +17,22 @@ from telemetry.metrics.counters import Increase, RawCounters, ReadingState, incr
 from telemetry.metrics.engine import EngineKey, ReplicaSample
 from telemetry.metrics.engine_names import CacheFacts
 from telemetry.metrics.histograms import ROUTER_EDGES, Buckets
-from telemetry.metrics.router import KvStreams, PoolLoads, RouteKey, RouterSample, SemanticCaches, ServingReplicas
+from telemetry.metrics.router import (
+    OWN_REQUESTS,
+    KvStreams,
+    PoolLoads,
+    RouteKey,
+    RouterSample,
+    SemanticCaches,
+    ServingReplicas,
+)
 
 DOWN_AFTER = 2  # failures in a row
 FAILED_SCRAPE = EngineKey("", "")
 ROUTER_ITSELF = RouteKey()
-PROBE_COUNTS = ("generation_tokens", "finished", "first_tokens")  # each 1 of a probe
-PROBE_TOKENS = ("queries", "prompt_tokens", "computed_prompt_tokens")
-PROBE_TIMES = ("queue_ms", "queue_count", "prefill_ms", "prefill_count")
+OWN_REQUEST_COUNTS = tuple(OWN_REQUESTS.values())
+OWN_ONES = ("generation_tokens", "finished", "first_tokens")  # each 1 of a request of a router itself
+OWN_TIMES = ("queue_ms", "queue_count", "prefill_ms", "prefill_count")
 ROUTER_LAYOUT = "router"  # stands for the router's 275 edges in stored counters
 Sample = TypeVar("Sample", ReplicaSample, RouterSample)
 Key = TypeVar("Key", EngineKey, RouteKey)
@@ -60,8 +68,9 @@ class TargetState:
     asleep: bool = False
     lacks_prefix_cache: bool = False
     duration_s: float | None = None  # of the last scrape, if it succeeded
-    probes: int = 0  # of a replica by routers, and their prompt tokens: counted by its engine, to be left out
+    probes: int = 0  # of routers themselves to a replica: counted by its engine, to be left out
     probe_tokens: int = 0
+    probe_cached_tokens: int = 0
     engine: str = ""  # "vllm", "sglang" ...
     role: str = ""  # "prefill" or "decode", where the metrics say so
     lora_adapters: tuple[str, ...] | None = None  # with requests at the last scrape; None: unknown
@@ -90,7 +99,7 @@ class MergedScrape(Generic[Key]):
     raw_counters: Mapping[Key, RawCounters]
     events: list[str] = field(default_factory=list)  # replica_down, replica_up, replica_restarted
     facts: CacheFacts = field(default_factory=CacheFacts)
-    probes: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # by a router: number and tokens, by replica
+    own_requests: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # of a router itself, by replica
 
 
 def merge_replica(
@@ -116,18 +125,19 @@ def merge_replica(
         for key, raw in current.items()
         if (added := increase(previous.get(key), raw, interval_s=interval_s)) is not None
     ]
-    readings, probes, probe_tokens = _without_probes(readings, state.probes, state.probe_tokens)
+    readings, left = _without_own_requests(readings, state)
     restarted = any(reading.increase.state == ReadingState.RESET for reading in readings)
     recovered = state.health == "down" and state.ok_at is not None
     state = replace(
         _succeeded(state, outcome.duration_s, due_s, restarted=restarted),
         asleep=all(engine.asleep for engine in sample.engines.values()),
-        probes=probes,
-        probe_tokens=probe_tokens,
         lacks_prefix_cache=sample.facts.lacks_prefix_cache,
         engine=sample.engine,
         role=sample.role,
         lora_adapters=sample.lora_adapters,
+        probes=left[0],
+        probe_tokens=left[1],
+        probe_cached_tokens=left[2],
     )
     events = [*(["replica_up"] if recovered else []), *(["replica_restarted"] if restarted else [])]
     return MergedScrape(state, readings, current, events, sample.facts)
@@ -140,36 +150,38 @@ def _with_first_tokens(added: Increase) -> Increase:
     return replace(added, counters={**added.counters, "first_tokens": added.histograms["ttft"].total})
 
 
-def _without_probes(
-    readings: list[SourceReading[EngineKey]], probes: int, tokens: int
-) -> tuple[list[SourceReading[EngineKey]], int, int]:
-    """Leave routers' probes out of readings; the readings, and the probes and tokens that no engine has counted yet.
+def _without_own_requests(
+    readings: list[SourceReading[EngineKey]], state: TargetState
+) -> tuple[list[SourceReading[EngineKey]], tuple[int, int, int]]:
+    """Leave routers' own requests out of readings; the readings, and the counts of those that no engine has counted.
 
-    Which observations of a histogram or of a mean were probes is unknown, so a reading with other requests too has
-    none. An engine that restarted, or was not scraped before, has not counted the probes that are left.
+    Which observations of a histogram or of a mean were such is unknown, so a reading with other requests too has
+    none. An engine that restarted, or was not scraped before, has not counted the requests that are left.
     """
     found = []
+    left = state.probes, state.probe_tokens, state.probe_cached_tokens
     for reading in readings:
         added = reading.increase
         requests = [added.counters[name] for name in ("first_tokens", "finished") if name in added.counters]
-        taken = min(probes, int(max(requests, default=0)))
+        taken = min(left[0], int(max(requests, default=0)))
         if not taken:
             found.append(reading)
             continue
-        taken_tokens = tokens * taken // probes
-        probes, tokens = probes - taken, tokens - taken_tokens
-        parts = dict.fromkeys(PROBE_COUNTS, taken) | dict.fromkeys(PROBE_TOKENS, taken_tokens)
+        tokens, cached = (number * taken // left[0] for number in left[1:])
+        left = left[0] - taken, left[1] - tokens, left[2] - cached
+        parts = dict.fromkeys(OWN_ONES, taken) | dict.fromkeys(("queries", "prompt_tokens"), tokens)
+        parts |= {"hits": cached, "cached_prompt_tokens": cached, "computed_prompt_tokens": tokens - cached}
         counters = {name: max(0.0, value - parts.get(name, 0)) for name, value in added.counters.items()}
         histograms = dict(added.histograms)
         ttft = histograms.pop("ttft", None)
-        times = [counters.pop(name, None) for name in PROBE_TIMES]
+        times = [counters.pop(name, None) for name in OWN_TIMES]
         if max(requests) == taken:
-            counters |= {name: 0.0 for name, value in zip(PROBE_TIMES, times, strict=True) if value is not None}
+            counters |= {name: 0.0 for name, value in zip(OWN_TIMES, times, strict=True) if value is not None}
             histograms |= {} if ttft is None else {"ttft": Buckets(ttft.edges, {}, 0.0)}
         found.append(replace(reading, increase=replace(added, counters=counters, histograms=histograms)))
     if any(reading.increase.state in {ReadingState.FIRST, ReadingState.RESET} for reading in readings):
-        return found, 0, 0
-    return found, probes, tokens
+        left = 0, 0, 0
+    return found, left
 
 
 def merge_router(
@@ -193,12 +205,12 @@ def merge_router(
         current[key] = replace(router, counters=route.counters, histograms=route.histograms)
     earlier_router = previous.get(ROUTER_ITSELF)
     new_key = earlier_router and replace(earlier_router, counters={}, histograms={})
-    readings, probes = [], dict[str, tuple[int, int]]()
+    readings, own_requests = [], dict[str, dict[str, int]]()
     for key, raw in current.items():
         added = increase(previous.get(key) or new_key, raw, interval_s=interval_s, absent_is_zero=True)
         if "probes" in raw.counters:
-            number, tokens = (int(added.counters.get(name, 0)) if added else 0 for name in ("probes", "probe_tokens"))
-            probes |= {key.replica: (number, tokens)} if number else {}
+            if added is not None and added.counters.get("probes"):
+                own_requests[key.replica] = {name: int(added.counters.get(name, 0)) for name in OWN_REQUEST_COUNTS}
         elif added is not None and (key == ROUTER_ITSELF or _has_increase(added)):
             readings.append(SourceReading(key, added, _router_gauges(sample) if key == ROUTER_ITSELF else {}))
     restarted = any(r.key == ROUTER_ITSELF and r.increase.state == ReadingState.RESET for r in readings)
@@ -210,7 +222,7 @@ def merge_router(
         semantic_caches=sample.semantic_caches,
         serving_replicas=sample.serving_replicas,
     )
-    return MergedScrape(state, readings, current, probes=probes)
+    return MergedScrape(state, readings, current, own_requests=own_requests)
 
 
 def _router_gauges(sample: RouterSample) -> dict[str, float]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import F
 
 from controlplane.errors import ConflictError
 from controlplane.isolation import Items, isolated_items
@@ -154,7 +155,7 @@ def store_readings(kind: TargetKind, at: datetime, readings: Iterable[tuple[int,
 def record_scrapes(replicas: Sequence[ReplicaScrape], routers: Sequence[RouterScrape], *, due: datetime) -> None:
     """Store the readings of each target. A target that has readings for this time or a later one is skipped."""
     with isolated_items(PeriodicTask.SCRAPES) as item:
-        _record_isolated(ROUTERS, routers, due, item)  # first: replicas' readings leave out routers' probes
+        _record_isolated(ROUTERS, routers, due, item)  # first: replicas' readings leave out routers' own requests
         reports = _record_isolated(REPLICAS, replicas, due, item)
     _record_facts(reports)  # last and separately: it may publish a new configuration
 
@@ -198,11 +199,7 @@ def _record(kind: TargetKind, scrapes: Sequence[Scrape], due: datetime) -> Cache
         update_fields=("at", "raw_counters", *STATE_FIELDS),
     )
     for _, _, result in merged:
-        probed = ScrapeState.objects.filter(replica__name__in=result.probes).select_related("replica")
-        for state in probed.select_for_update(of=("self",)).order_by("pk"):
-            number, tokens = result.probes[state.replica.name if state.replica else ""]
-            state.probes, state.probe_tokens = state.probes + number, state.probe_tokens + tokens
-            state.save(update_fields=["probes", "probe_tokens"])
+        _add_own_requests(result.own_requests)
     reports: CacheReports = []
     for scrape, state, result in merged:
         if isinstance(scrape, ReplicaScrape):
@@ -210,6 +207,14 @@ def _record(kind: TargetKind, scrapes: Sequence[Scrape], due: datetime) -> Cache
             if _reports_other_facts(scrape.target, result.facts):
                 reports.append((scrape.target, result.facts))
     return reports
+
+
+def _add_own_requests(counts: Mapping[str, Mapping[str, int]]) -> None:
+    """Add a router's own requests to the states of the replicas that it sent them to."""
+    states = ScrapeState.objects.filter(replica__name__in=counts).select_related("replica")
+    for state in states.select_for_update(of=("self",)).order_by("pk") if counts else ():
+        added = counts[state.replica.name if state.replica else ""]
+        ScrapeState.objects.filter(pk=state.pk).update(**{name: F(name) + number for name, number in added.items()})
 
 
 def _merge(kind: TargetKind, scrape: Scrape, state: ScrapeState, due: datetime) -> MergedScrape[Any]:

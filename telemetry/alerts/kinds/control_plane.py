@@ -106,9 +106,9 @@ def _evaluate_routers(settings: RouterLostSettings, view: HistoryView, _: str) -
     return {POOL: Verdict(result, reason, float(control.routers), float(expected), unit="count", figures=figures)}
 
 
-def _summarize_routers(_: Scope, __: RouterLostSettings, verdict: Verdict) -> str:
+def _summarize_routers(_: Scope, settings: RouterLostSettings, verdict: Verdict) -> str:
     lost, since = verdict.figures["lost"], duration(round(verdict.figures["silent_s"]))
-    if not verdict.value:
+    if not verdict.value and settings.max_present is not None:  # a rule without it names the routers that are lost
         named = f" of {lost[0]}" if len(lost) == 1 else ""
         return f"No router is left: no heartbeat{named} for {since}. Clients of all pools get no responses through it."
     more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""

@@ -232,4 +232,4 @@ async def test_counters_are_read_or_the_reason_is_returned(
 async def test_only_a_token_answers_a_probe(sent: bytes, expected: ProbeResult) -> None:
     async with serving(raw(b"")) as (replica, address):
         replica.on_token_probe = raw(sent)
-        assert await probe_engine(address, None, 0.5) == (expected, 0)  # none of them reports the prompt's tokens
+        assert await probe_engine(address, None, 0.5) == (expected, None)  # none of them reports usage

@@ -323,14 +323,17 @@ async def test_what_an_engine_counts_of_probes_is_counted_too(replica: FakeRepli
         await harness.until(lambda: len(replica.token_probes) == 2, "the second probe")
         check.reset()
         engine.runs.set()
-        await harness.until(lambda: check.passed_probes == 2, "its token")
+        await harness.until(
+            lambda: harness.router.services.own_requests.counts.get("replica-0") == (2, 4, 0), "its token"
+        )
         _, text = await harness.admin("GET", "/metrics")
 
     assert results == [ProbeResult.PASSED]
     assert check.progress_at == progress_at
-    found = {name: rows[0][1] for name, rows in samples(text).items() if "engine_probe" in name}
+    found = {name: rows[0][1] for name, rows in samples(text).items() if "probe" in name or "_own_" in name}
     assert found == {
         "warmpath_router_engine_probes_total": 2,
-        "warmpath_router_engine_probes_passed_total": 2,
-        "warmpath_router_engine_probe_tokens_total": 4,
+        "warmpath_router_own_requests_total": 2,
+        "warmpath_router_own_prompt_tokens_total": 4,
+        "warmpath_router_own_cached_tokens_total": 0,
     }

@@ -16,11 +16,13 @@ from msgspec.structs import replace
 from routing.admin import announce
 from routing.admin.announce import Announcement, announce_forever
 from routing.admin.events import EventSpool
+from routing.health.engine_probe import MAX_METRICS_BYTES
 from routing.schema import (
     PrefixHashSettings,
     RouterConfig,
     WarmUp,
 )
+from routing.upstream.client import fetch
 from tests.fakes.control_plane import control_plane
 from tests.fakes.replica import Call, FakeReplica, answering
 from tests.routing.proxy.harness import Harness, config, routed, samples
@@ -138,6 +140,17 @@ async def cached_ratio(harness: Harness, number: int, question: str) -> tuple[st
     return response.replica, usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"]
 
 
+async def engine_counts(harness: Harness, replica: str) -> tuple[float, ...]:
+    """Finished requests, prompt tokens and cached tokens, as the engine counts them."""
+    fleet = harness.router.active
+    assert fleet is not None
+    status, text = await fetch(fleet.connection_pools[replica].address, "/metrics", max_bytes=MAX_METRICS_BYTES)
+    assert status == 200
+    counted = samples(text.decode())
+    names = ("request_success_total", "prompt_tokens_total", "prefix_cache_hits_total")
+    return tuple(sum(value for _, value in counted[f"vllm:{name}"]) for name in names)
+
+
 @pytest.mark.parametrize("is_warmed", [True, False])
 async def test_first_requests_to_a_warmed_replica_hit_the_cache(is_warmed: bool) -> None:
     with ExitStack() as processes:
@@ -154,9 +167,13 @@ async def test_first_requests_to_a_warmed_replica_hit_the_cache(is_warmed: bool)
                     await cached_ratio(harness, number, f"Question {turn}")
             assert (await harness.push(configured(3), 2))[0] == 200
             await wait_joined(harness, "replica-2")
+            own = harness.router.services.own_requests.counts.get("replica-2", (0, 0, 0))
+            counted = await engine_counts(harness, "replica-2")
             first = [await cached_ratio(harness, number, "And now?") for number in range(OPENINGS)]
             assert (await replica_row(harness, "replica-2"))["health"] == "up"
 
+    assert own == counted
+    assert (own[1] > 500) is is_warmed
     ratios = [ratio for replica, ratio in first if replica == "replica-2"]
     assert len(ratios) > 2
     assert all((ratio > 0.8) is is_warmed for ratio in ratios)

@@ -362,6 +362,9 @@ def test_the_last_router_is_a_critical_alert_and_its_warning_is_inhibited(fleet)
         "No router is left: no heartbeat of router-1 for 46 s. Clients of all pools get no responses through it."
     )
     assert (warning.severity, warning.suppression["by"]) == ("warning", critical.pk)
+    assert warning.summary == "Router router-1 is lost: no heartbeat for 46 s; 0 of 1 routers left."
+    fleet.run(60)
+    assert [Alert.objects.get(pk=alert.pk).notification_count for alert in (warning, critical)] == [0, 1]
     Router.objects.update(last_seen_at=fleet.now, lost_at=None)
     fleet.run(15)
     assert not Alert.objects.filter(state=AlertState.FIRING).exists()

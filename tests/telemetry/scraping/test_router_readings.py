@@ -73,8 +73,12 @@ def test_requests_of_a_label_set(pool, metrics_server, before, after, reason, ex
 
 
 def probes(number, tokens):
-    metrics = {"probes_total": number + 1, "probes_passed_total": number, "probe_tokens_total": tokens}
-    return "".join(f'warmpath_router_engine_{name}{{replica="r1"}} {value}\n' for name, value in metrics.items())
+    return own_requests(number, tokens, 0) + f'warmpath_router_engine_probes_total{{replica="r1"}} {number + 1}\n'
+
+
+def own_requests(number, prompt, cached):
+    counts = {"requests": number, "prompt_tokens": prompt, "cached_tokens": cached}
+    return "".join(f'warmpath_router_own_{name}_total{{replica="r1"}} {value}\n' for name, value in counts.items())
 
 
 def of_probes(number, *, requests=0, tokens=0):
@@ -94,6 +98,22 @@ def test_an_engine_that_got_probes_alone_has_no_traffic(pool, metrics_server):
     (rank,) = rank_rows(added, Window.last(60, until=T0 + timedelta(seconds=15)))
     assert (rank.hit_rate_ratio, rank.hit_rate_state, rank.requests_per_s) == (None, PointState.NO_TRAFFIC, 0)
     assert list(RouterReading.objects.values_list("pool", "replica").distinct()) == [("", "")]
+
+
+def test_warm_ups_are_left_out_with_their_cached_tokens(pool, metrics_server):
+    """Of 40 requests with 60,000 tokens, the router sent 30 with 50,000 tokens to warm the replica up."""
+    texts = [
+        replica_text(0, 0, finished=0, ttft=(0, 0, 0, 0, 0)),
+        replica_text(60_000, 21_000, finished=40, ttft=(40, 0, 0, 0, 0)),
+    ]
+    added = replica(pool, metrics_server, "r1", *texts)
+    scrape_router(
+        metrics_server, router_text() + own_requests(0, 0, 0), router_text() + own_requests(30, 50_000, 20_000)
+    )
+
+    figures = ("finished", "first_tokens", "queries", "hits", "prompt_tokens", "ttft_counts")
+    last = Reading.objects.filter(replica=added).order_by("at").values_list(*figures).last()
+    assert last == (10, 10, 10_000, 1_000, 10_000, None)
 
 
 def test_probes_are_left_out_of_the_counts_of_a_reading_and_its_first_tokens_are_unknown(pool, metrics_server):
