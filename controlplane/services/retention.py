@@ -10,10 +10,19 @@ from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
+from django.db import transaction
 from django.db.models import Max, QuerySet
 from django.utils import timezone
 
-from controlplane.models import ConfigSnapshot, Event, EventKind, Router, RouterReport
+from controlplane.models import (
+    OPEN_ROLLOUTS,
+    ConfigSnapshot,
+    Event,
+    EventKind,
+    Rollout,
+    Router,
+    RouterReport,
+)
 
 MAX_DELETED = 20_000  # rows of a table in one run
 MAX_CONFIGURATIONS = 500  # in one run
@@ -41,18 +50,25 @@ def delete_expired_reports() -> int:
 def delete_expired_configurations() -> int:
     """Delete configurations older than ``CONFIGURATIONS_RETENTION_DAYS``; their number.
 
-    Not the newest one, those that a router runs or was sent, and those with which a rollout began.
+    Not the newest one, those that a router runs or was sent, and those of open rollouts. Ended rollouts stay without.
     """
     before = timezone.now() - timedelta(days=settings.CONFIGURATIONS_RETENTION_DAYS)
     needed = {ConfigSnapshot.objects.aggregate(newest=Max("number"))["newest"]}
     for numbers in Router.objects.values_list("running_number", "pushed_number"):
         needed |= set(numbers)
-    expired = ConfigSnapshot.objects.filter(created_at__lt=before, rollouts=None).exclude(number__in=needed - {None})
-    return _delete(expired, MAX_CONFIGURATIONS)
+    needed |= set(Rollout.objects.filter(state__in=OPEN_ROLLOUTS).values_list("snapshot__number", flat=True))
+    expired = ConfigSnapshot.objects.filter(created_at__lt=before).exclude(number__in=needed - {None})
+    with transaction.atomic():
+        keys = _keys(expired, MAX_CONFIGURATIONS)
+        Rollout.objects.filter(snapshot__in=keys).update(snapshot=None)
+        return ConfigSnapshot.objects.filter(pk__in=keys).delete()[0]
+
+
+def _keys(expired: QuerySet[Any], limit: int) -> list[Any]:
+    """Keys to delete by: a join with a limited subquery is quadratic where the planner expects few rows."""
+    return list(expired.order_by().values_list("pk", flat=True)[:limit])
 
 
 def _delete(expired: QuerySet[Any], limit: int) -> int:
-    """Delete by listed keys: a join with a limited subquery is quadratic where the planner expects few rows."""
-    keys = list(expired.order_by().values_list("pk", flat=True)[:limit])
-    deleted: int = expired.model.objects.filter(pk__in=keys).delete()[0]
+    deleted: int = expired.model.objects.filter(pk__in=_keys(expired, limit)).delete()[0]
     return deleted

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from routing.prompt.parsing import Layout
 
 
+# The router decodes bodies and adds members, so a client's digest need not be that of the body that a replica gets.
+_BODY_DIGESTS: Final = frozenset({b"content-digest", b"repr-digest", b"digest", b"content-md5"})
 # The router sends its own. A response that a proxy on the way compressed could not be read: ``Accept-Encoding``.
 _REPLACED: Final = frozenset(
     {b"accept-encoding", b"content-encoding", b"content-length", b"expect", b"host", b"x-request-id"}
@@ -38,7 +40,7 @@ SESSION_HEADERS: Final = tuple(  # the first of them that a request has is its s
 _READ_AND_FORWARDED: Final = frozenset(
     {b"authorization", b"content-type", b"x-api-key", b"x-priority", b"x-task-group"} | {*SESSION_HEADERS}
 )
-_SPECIAL: Final = HOP_BY_HOP | _REPLACED | _READ_AND_FORWARDED | _TRUSTED_HOPS_ONLY
+_SPECIAL: Final = HOP_BY_HOP | _REPLACED | _BODY_DIGESTS | _READ_AND_FORWARDED | _TRUSTED_HOPS_ONLY
 _CREDENTIALS: Final = frozenset({b"authorization", b"api-key", b"x-api-key"})
 GZIP: Final = b"gzip"
 _CODINGS: Final = {b"gzip": GZIP, b"x-gzip": GZIP, b"zstd": b"zstd"}
@@ -187,6 +189,11 @@ def single_value(lines: bytes, start: bytes) -> bytes:
         return b""
     found = [line for line in lines.split(b"\r\n") if line[: len(start)].lower() == start]
     return found[0][len(start) :] if len(found) == 1 else b""
+
+
+def is_body_digest(name: bytes) -> bool:
+    """Whether a header of this name has a digest of the request's body."""
+    return name.lower().replace(b"_", b"-") in _BODY_DIGESTS
 
 
 def is_credential(name: bytes) -> bool:

@@ -21,7 +21,14 @@ from enum import IntEnum
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from routing.http.request import EncodedBody, RequestHead, body_too_large, is_credential, parse_request_head
+from routing.http.request import (
+    EncodedBody,
+    RequestHead,
+    body_too_large,
+    is_body_digest,
+    is_credential,
+    parse_request_head,
+)
 from routing.http.response import BadResponseError, LocalResponse, RejectedRequestError, parse_response_head
 from routing.http.tasks import SLICE_S
 from routing.log import defect
@@ -110,6 +117,7 @@ class ProcessingStream:
         self._head: RequestHead | None = None
         self._path = b""  # with its query; known before the head is checked
         self._credentials: list[str] = []  # names of the client's headers that carry a key
+        self._digests: list[str] = []  # names of those with a digest of the body
         self._subset: list[str] | None = None  # the only permitted endpoints; None: all
         self._body = bytearray()  # of the request
         self._request: Request | None = None  # once its body is complete
@@ -184,6 +192,7 @@ class ProcessingStream:
         pseudo, headers = _split(message.request_headers.headers.headers)
         self._path = pseudo.get(b":path", b"")
         self._credentials = [name.decode("latin-1") for name, _ in headers if is_credential(name)]
+        self._digests = [name.decode("latin-1") for name, _ in headers if is_body_digest(name)]
         host = (b"host", pseudo.get(b":authority", b""))
         self._head = parse_request_head(
             pseudo.get(b":method", b""), self._path, "1.1", [host, *headers], limits=self._router.limits
@@ -274,7 +283,7 @@ class ProcessingStream:
             hidden = [name for name in hidden if name != "authorization"]
         if decision.target.rank is not None:
             fields.append(("x-data-parallel-rank", b"%d" % decision.target.rank))
-        removed = hidden if address.hides_keys else []
+        removed = [*self._digests, *(hidden if address.hides_keys else [])]
         if request.head.coding:
             removed = [*removed, "content-encoding"]
         if picked.trace is not None:

@@ -1,4 +1,4 @@
-"""Deletes resolved alerts with their timelines, messages with their attempts, and outcomes of predictions.
+"""Deletes resolved alerts with their timelines, messages with their attempts, outcomes of predictions, and silences.
 
 All of them are kept for ``ALERTS_RETENTION_DAYS``. Each run deletes a bounded number, so that it holds locks briefly.
 """
@@ -19,15 +19,17 @@ from telemetry.models import (
     Notification,
     NotificationState,
     Prediction,
+    Silence,
 )
 
 MAX_DELETED = 5_000  # alerts, messages and predictions in one run
 
 
 def delete_expired(now: datetime) -> int:
-    """Delete what is older than its retention; the number of alerts, messages and predictions."""
+    """Delete what is older than its retention; the number of alerts, messages, predictions and silences."""
     before = now - timedelta(days=settings.ALERTS_RETENTION_DAYS)
-    return _delete_messages(before) + _delete_alerts(before) + _delete_predictions(before)
+    silences = Silence.objects.filter(ends_at__lt=before).delete()[0]  # users enter them: a run is small
+    return _delete_messages(before) + _delete_alerts(before) + _delete_predictions(before) + silences
 
 
 @transaction.atomic

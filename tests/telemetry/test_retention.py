@@ -7,11 +7,11 @@ from django.apps import apps
 from django.db import connection
 from django.utils import timezone
 
-from controlplane.models import ConfigSnapshot, Event, PolicyRevision, Replica, Router, RouterReport
+from controlplane.models import ConfigSnapshot, Event, PolicyRevision, Replica, Rollout, Router, RouterReport
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.snapshots import freeze_snapshot, snapshot_document
 from controlplane.tasks import clean_up
-from telemetry.models import Alert, AlertHistoryEntry, AlertRule, DeliveryAttempt, Notification, Prediction
+from telemetry.models import Alert, AlertHistoryEntry, AlertRule, DeliveryAttempt, Notification, Prediction, Silence
 from telemetry.services.notifications.channels import create_channel
 from telemetry.tasks import maintain_partitions
 
@@ -24,7 +24,7 @@ A_DAY = {"events": 120, "removals": 30, "reports": 100, "configurations": 6, "al
 END_BY_TIME = {
     "alert", "alerthistoryentry", "auditcheck", "breakdownbin", "configsnapshot", "decision", "deliveryattempt",
     "event", "idempotencyrecord", "itemfailure", "notification", "prediction", "reading", "replaystate", "rolluprepair",
-    "routerreading", "routerreport", "shortlink", "signinlock", "usersession", "whatif",
+    "routerreading", "routerreport", "shortlink", "signinlock", "silence", "usersession", "whatif",
 }  # fmt: skip
 # Tables with a row for each thing that exists now.
 ONE_EACH = {
@@ -34,7 +34,7 @@ ONE_EACH = {
     "readpool", "replica", "replicasource", "roleassignment", "rollupstate", "router", "routingpolicy", "scrapeshard",
     "scrapestate", "taskgroup", "workerliveness",
 }  # fmt: skip
-BY_USERS = {"auditentry", "policyrevision", "rollout", "rollouthistoryentry", "silence"}  # what users did; kept
+BY_USERS = {"auditentry", "policyrevision", "rollout", "rollouthistoryentry"}  # what users did; docs/scaling.md
 
 
 def generate(sql, **parameters):
@@ -146,6 +146,34 @@ def test_predictions_end_and_open_ones_stay(old_fleet, settings):
     maintain_partitions()
 
     assert list(Prediction.objects.values_list("state", flat=True)) == ["waiting"]
+
+
+def test_silences_end_with_the_alerts_that_they_suppressed(settings):
+    now, retention = timezone.now(), timedelta(days=settings.ALERTS_RETENTION_DAYS)
+    for ended_at in (now - retention - timedelta(hours=1), now - retention + timedelta(hours=1), now + timedelta(1)):
+        Silence.objects.create(matchers=[], starts_at=now - 2 * retention, ends_at=ended_at, comment=f"{ended_at:%F}")
+
+    maintain_partitions()
+
+    assert Silence.objects.filter(ends_at__gt=now - retention).count() == Silence.objects.count() == 2
+
+
+def test_an_ended_rollout_outlives_the_configuration_with_which_it_began(old_fleet):
+    revision = PolicyRevision.objects.get(policy__pool=old_fleet)
+    configurations = list(ConfigSnapshot.objects.order_by("number")[:2])
+    ended, is_open = (
+        revision.rollouts.create(state=state, snapshot=snapshot, finished_at=finished_at)
+        for (state, finished_at), snapshot in zip(
+            (("complete", timezone.now()), ("progressing", None)), configurations, strict=True
+        )
+    )
+
+    for _ in range(6):
+        clean_up()
+
+    assert Rollout.objects.get(pk=ended.pk).snapshot is None
+    assert Rollout.objects.get(pk=is_open.pk).snapshot == configurations[1]
+    assert not ConfigSnapshot.objects.filter(pk=configurations[0].pk).exists()
 
 
 def test_a_configuration_of_1000_replicas_takes_little_space():
