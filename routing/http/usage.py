@@ -225,6 +225,15 @@ _OVERLAP: Final = 2  # bytes of an event's end that may have come with the read 
 _decode_chunk: Final = msgspec.json.Decoder(StreamChunk).decode
 
 
+class Fingerprint:
+    """The ``system_fingerprint`` of an engine, from its last usage chunk; None: not known."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: object = None
+
+
 class UsageFilter:
     """Removes from one event stream the usage chunk that its client did not request.
 
@@ -234,13 +243,15 @@ class UsageFilter:
     arrives. An event of more than ``MAX_EVENT_BYTES`` cannot be the usage chunk and passes as it arrives. All bytes of
     other events pass unchanged, but for the fingerprint: vLLM sends ``system_fingerprint`` with its last chunk. That is
     the usage chunk, or, in a stream without one, the chunk with the finish reason. So an event with a finish reason is
-    held back until the next event, which is the usage chunk, and gets its fingerprint. A line ends with LF or CRLF, or
-    with CR if the event ends with two of them.
+    held back until the next event, which is the usage chunk, and gets its fingerprint. The earlier choices of a stream
+    with several get the one of the engine's stream before. A line ends with LF or CRLF, or with CR if the event ends
+    with two of them.
     """
 
-    __slots__ = ("_held", "_passed_end", "is_inside_event")
+    __slots__ = ("_fingerprint", "_held", "_passed_end", "is_inside_event")
 
-    def __init__(self) -> None:
+    def __init__(self, fingerprint: Fingerprint) -> None:
+        self._fingerprint = fingerprint
         self.is_inside_event = False  # the bytes passed so far end inside an event
         self._held = b""  # beginning of an event
         self._passed_end = b""  # last bytes of a long event that passes as it arrives
@@ -286,12 +297,16 @@ class UsageFilter:
         for match in _event_ends(data):
             end = match.end()
             chunk = _usage_chunk(data[start:end])
-            if chunk is None:
-                finished, start = start, end
-                continue
-            passed.append(data[passed_until:finished])
-            passed.append(_with_fingerprint(data[finished:start], chunk.system_fingerprint))
-            passed_until = finished = start = end
+            if chunk is not None:
+                self._fingerprint.value = chunk.system_fingerprint
+            if _FINISHED in data[finished:start]:
+                passed.append(data[passed_until:finished])
+                passed.append(_with_fingerprint(data[finished:start], self._fingerprint.value))
+                passed_until = start
+            finished, start = start, end
+            if chunk is not None:
+                passed.append(data[passed_until:finished])
+                passed_until = finished = end
         if len(data) - start > MAX_EVENT_BYTES:
             self.is_inside_event = True
             self._passed_end = data[-_OVERLAP:]
@@ -316,8 +331,8 @@ def _usage_chunk(event: bytes) -> StreamChunk | None:
 
 
 def _with_fingerprint(event: bytes, fingerprint: object) -> bytes:
-    """An event with a finish reason, with the fingerprint at its end; any other event unchanged."""
-    if not isinstance(fingerprint, str) or _FINISHED not in event or _FINGERPRINT in event:
+    """An event with a finish reason, with the fingerprint at its end unless it has one or none is known."""
+    if not isinstance(fingerprint, str) or _FINGERPRINT in event:
         return event
     end = event.rindex(b"}")
     return b"".join((event[:end], b",", _FINGERPRINT, msgspec.json.encode(fingerprint), event[end:]))

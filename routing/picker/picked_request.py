@@ -21,7 +21,16 @@ from time import monotonic
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from routing.http.response import RejectedRequestError, ResponseHead, is_encoded
-from routing.http.usage import Prelude, ResponseTail, UsageFilter, has_abort, is_aborted, is_comment, parse_response
+from routing.http.usage import (
+    Fingerprint,
+    Prelude,
+    ResponseTail,
+    UsageFilter,
+    has_abort,
+    is_aborted,
+    is_comment,
+    parse_response,
+)
 from routing.observability.decision_log import structure_json
 from routing.observability.metrics import Outcome
 from routing.prompt.parsing import with_usage_requested
@@ -57,19 +66,20 @@ T = TypeVar("T")
 class ObservedResponse:
     """A response that Envoy carries: its first token, its usage, and whether it failed. Keeps the end of its body only.
 
-    ``hides_usage``: the engine was asked for the usage of the stream, and the client did not ask for it.
+    ``fingerprint``: the engine's, if it was asked for the usage of the stream and the client did not ask; else None.
     """
 
     __slots__ = ("_filter", "_parsed", "_prelude", "_tail", "has_begun", "has_token", "head")
 
-    def __init__(self, head: ResponseHead, *, hides_usage: bool) -> None:
+    def __init__(self, head: ResponseHead, fingerprint: Fingerprint | None) -> None:
         self.head = head
         self.has_begun = False  # the first body bytes have arrived
         self.has_token = False  # the first token has arrived; known of streams only
         self._prelude = Prelude() if head.is_stream and not is_encoded(head) else None  # until the first token
         self._tail = ResponseTail()
         self._parsed: ParsedResponse | None = None  # a JSON response that arrived in one message
-        self._filter = UsageFilter() if hides_usage and head.is_stream and not is_encoded(head) else None
+        may_filter = head.is_stream and not is_encoded(head)
+        self._filter = UsageFilter(fingerprint) if fingerprint is not None and may_filter else None
 
     def add(self, data: bytes, *, last: bool) -> bytes:
         """Read body bytes; returns those that the client gets."""
@@ -257,7 +267,9 @@ class PickedRequest:
         if served is not None:
             self._attribute_to(served)
         record = self._record
-        self.response = ObservedResponse(head, hides_usage=self._hides_usage)
+        pool = self._active.connection_pools.get(record.replica)
+        fingerprint = pool.fingerprint if pool is not None else Fingerprint()
+        self.response = ObservedResponse(head, fingerprint if self._hides_usage else None)
         if self.trace is not None:
             self.trace.status = head.status
         if not self._is_placed:

@@ -627,9 +627,9 @@ class Exchange:
         cross_origin = self._configuration.cross_origin
         if cross_origin is not None:
             head = cross_origin.decided(head, request.head, record.pool)
-        self._relay = relay = ResponseRelay(
-            self._client, head, parsed, is_aborted=aborted, hides_usage=self._removes_usage
-        )
+        pool = self._configuration.connection_pools[record.replica]
+        fingerprint = pool.fingerprint if self._removes_usage else None
+        self._relay = relay = ResponseRelay(self._client, head, parsed, is_aborted=aborted, fingerprint=fingerprint)
         if self._lookup is not None:
             self._record_for_cache(self._lookup, head, data)
         del self._placement_request, self._decision

@@ -26,7 +26,7 @@ from routing.http.response import (
     is_encoded,
 )
 from routing.http.response_json import ParsedResponse, Usage
-from routing.http.usage import ResponseTail, UsageFilter, generated_tokens, has_details
+from routing.http.usage import Fingerprint, ResponseTail, UsageFilter, generated_tokens, has_details
 from routing.observability.decision_log import Record
 from routing.observability.metrics import Outcome
 from routing.proxy.retries import TOO_MANY
@@ -133,10 +133,10 @@ class ResponseRelay:
         parsed: ParsedResponse | None,
         *,
         is_aborted: bool,
-        hides_usage: bool,
+        fingerprint: Fingerprint | None,  # of an engine that was asked for usage that the client did not ask for
     ) -> None:
-        may_filter = hides_usage and head.is_stream and not is_encoded(head)
-        self._filter = UsageFilter() if may_filter else None
+        may_filter = head.is_stream and not is_encoded(head)
+        self._filter = UsageFilter(fingerprint) if fingerprint is not None and may_filter else None
         self._client = client
         self._head = head
         self._is_aborted = is_aborted  # by an engine that is stopping

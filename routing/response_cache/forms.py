@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from routing.http.usage import UsageFilter
+from routing.http.usage import Fingerprint, UsageFilter
 
 Json = dict[str, Any]
 
@@ -51,7 +51,7 @@ def stream_of_whole(path: bytes, whole: Json, *, with_usage: bool) -> bytes | No
 
 def without_usage_event(data: bytes) -> bytes:
     """A stream of choices without its usage event, for a client that did not ask for one."""
-    usage_filter = UsageFilter()
+    usage_filter = UsageFilter(Fingerprint())
     return usage_filter.feed(data) + usage_filter.flush()
 
 

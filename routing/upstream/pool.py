@@ -20,6 +20,7 @@ from routing.http.loop import Deadlines, Timeout, WriteBuffer
 from routing.http.request import Request
 from routing.http.response import HeaderCache, ResponseHead
 from routing.http.tls import describe_os_error
+from routing.http.usage import Fingerprint
 from routing.log import event
 from routing.schema import AddressRules, ReplicaNetworks
 from routing.upstream.connection import UpstreamConnection
@@ -163,6 +164,7 @@ class ConnectionPool:
         self._open: set[UpstreamConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._usage_rejected_at: float | None = None  # in loop time
+        self.fingerprint = Fingerprint()
         self.lacks_kv_transfer = False  # the engine has prefilled a prompt for another one, without a transfer
 
     @property

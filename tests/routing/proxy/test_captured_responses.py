@@ -86,6 +86,52 @@ async def test_a_response_reaches_the_client_as_the_engine_sent_it(replica: Fake
     assert response.headers["content-type"] == expected["headers"]["content-type"]
 
 
+def of_completions(case: dict[str, Any]) -> dict[str, Any]:
+    """A captured chat as vLLM sends it at the other path: text instead of deltas."""
+    body = {name: value for name, value in case["request"]["body"].items() if name != "messages"} | {"prompt": "hi"}
+    reads = []
+    for at, text in case["response"]["reads"]:
+        event = json.loads(text[6:]) if "choices" in text else None
+        for choice in event["choices"] if event else ():
+            choice["text"] = choice.pop("delta").get("content", "")
+        reads.append([at, text if event is None else f"data: {json.dumps(event, separators=(',', ':'))}\n\n"])
+    request = case["request"] | {"path": "/v1/completions", "body": body}
+    return {"request": request, "response": case["response"] | {"reads": reads}}
+
+
+SEVERAL = next(case.values[0] for case in captured("ok") if case.id == "chat-stream-n2")
+
+
+@pytest.mark.parametrize("case", [SEVERAL, of_completions(SEVERAL)], ids=["chat", "completions"])
+@pytest.mark.parametrize("asks", [False, True])
+async def test_several_choices_are_the_same_as_well(replica: FakeReplica, case: dict[str, Any], asks: bool) -> None:
+    """The fingerprint is known from an earlier stream; a client that closes at the end has it all."""
+    closes = False
+
+    async def engine(call: Call) -> None:
+        await call.send(STREAM_HEAD, *map(chunk, with_usage(reads_of(case))))
+        if closes:
+            await call.wait_gone()
+        await call.send(LAST_CHUNK)
+
+    replica.script = engine
+    body = case["request"]["body"] | ({"stream_options": {"include_usage": True}} if asks else {})
+    case = case | {"request": case["request"] | {"body": body}}
+    async with routed(config([replica])) as harness:
+        _, second = [await send(harness, case) for _ in range(2)]
+        closes = True
+        async with harness.connect() as client:
+            await client.send(post(case["request"]["path"].encode(), json.dumps(body).encode()))
+            await client.read_until(sse("[DONE]"))
+        await harness.at_rest()
+        decisions = decision_page(harness.router.services.decisions, 0, 9)["decisions"]
+        _, text = await harness.admin("GET", "/metrics")
+
+    assert second.body == b"".join(with_usage(reads_of(case)) if asks else reads_of(case))
+    assert [decision["prompt_tokens"] for decision in decisions] == [20] * 3
+    assert 'outcome="ok"} 3' in text
+
+
 @pytest.mark.parametrize("case", [case for case in captured("ok") if case.id.endswith("-stream")])
 @pytest.mark.parametrize("pieces", ["events", "together", "cut"])
 async def test_a_stream_is_the_same_if_the_router_asks_for_its_usage(

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 from routing.http.loop import MAX_SWEEP_S, NEVER, NO_BUCKET, TICK_S, Deadlines
 from routing.http.response import SHORT_CHUNK, chunk_start, chunked
-from routing.http.usage import MAX_EVENT_BYTES, TAIL_BYTES, ResponseTail, UsageFilter, prompt_and_cached
+from routing.http.usage import (
+    MAX_EVENT_BYTES,
+    TAIL_BYTES,
+    Fingerprint,
+    ResponseTail,
+    UsageFilter,
+    prompt_and_cached,
+)
 from routing.proxy.router import address_of
 from tests.fakes.replica import sse
 
@@ -269,7 +276,7 @@ streams = st.lists(st.sampled_from((*EVENTS, USAGE)), max_size=8)
 
 def passed(reads: list[bytes]) -> bytes:
     """The bytes that a filter passes."""
-    usage_filter = UsageFilter()
+    usage_filter = UsageFilter(Fingerprint())
     return b"".join(map(usage_filter.feed, reads)) + usage_filter.flush()
 
 
@@ -301,13 +308,13 @@ def test_bytes_that_are_not_events_pass_unchanged(stream: bytes, seed: int) -> N
 
 
 def test_reads_of_whole_events_pass_without_a_copy() -> None:
-    usage_filter = UsageFilter()
+    usage_filter = UsageFilter(Fingerprint())
     for event in (EVENTS[0], EVENTS[0].replace(b"\n", b"\r\n"), EVENTS[0] + EVENTS[8]):
         assert usage_filter.feed(event) is event
 
 
 def test_the_held_bytes_are_bounded() -> None:
-    usage_filter = UsageFilter()
+    usage_filter = UsageFilter(Fingerprint())
     endless = b"data: " + b"x" * (MAX_EVENT_BYTES + 1)
 
     assert usage_filter.feed(endless[:MAX_EVENT_BYTES]) == b""
@@ -360,6 +367,6 @@ def test_the_last_chunk_keeps_the_fingerprint(sent: list[bytes], received: bytes
 
 
 def test_a_chunk_with_a_finish_reason_passes_with_the_next_event() -> None:
-    usage_filter = UsageFilter()
+    usage_filter = UsageFilter(Fingerprint())
 
     assert [usage_filter.feed(event) for event in (EVENTS[0], FINISH, DONE)] == [EVENTS[0], b"", FINISH + DONE]
