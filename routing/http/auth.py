@@ -200,11 +200,12 @@ def _rate_error(budget: Budget, unit: str, wait_s: float, now: float) -> Rejecte
 class CrossOrigin:
     """The origins of web pages that the pools of one configuration allow. Credentials of browsers are never allowed."""
 
-    __slots__ = ("_all", "_by_pool")
+    __slots__ = ("_all", "_by_pool", "_lines")
 
     def __init__(self, config: RouterConfig) -> None:
         self._by_pool = {pool.name: frozenset(pool.allowed_origins) for pool in config.pools}
         self._all = frozenset(origin for pool in config.pools for origin in pool.allowed_origins)
+        self._lines: dict[tuple[str | None, str], bytes] = {}  # by allowed origin and pool
 
     def headers(self, origin: str | None, pool: str) -> tuple[Header, ...]:
         """Header fields of a response to a page. ``pool``: of the request; empty, so unknown: what any pool allows."""
@@ -219,12 +220,21 @@ class CrossOrigin:
 
     def decided(self, response: ResponseHead, request: RequestHead, pool: str) -> ResponseHead:
         """A replica's response with the header fields of this configuration in place of the replica's own."""
-        lines = [line for line in response.lines.splitlines(keepends=True) if not _is_cross_origin(line)]
-        lines += [b"%b: %b\r\n" % header for header in self.headers(request.header(b"origin"), pool)]
+        lines, origin = response.lines, request.header(b"origin")
+        if b"access-control-" in lines.lower():
+            lines = b"".join([line for line in lines.splitlines(keepends=True) if not _is_cross_origin(line)])
         decided = ResponseHead(response.status, response.status_line)
-        decided.lines = b"".join(lines)
+        decided.lines = lines + self._header_lines(origin if origin in self._all else None, pool)
         decided.framing, decided.length, decided.is_stream = response.framing, response.length, response.is_stream
         return decided
+
+    def _header_lines(self, origin: str | None, pool: str) -> bytes:
+        """``headers`` as they are sent."""
+        lines = self._lines.get((origin, pool))
+        if lines is None:
+            lines = b"".join([b"%b: %b\r\n" % header for header in self.headers(origin, pool)])
+            self._lines[origin, pool] = lines
+        return lines
 
     def preflight(self, request: RequestHead, methods: Sequence[bytes]) -> LocalResponse | None:
         """The response to a browser that asks what a page may send; None if it may not, or does not ask.
