@@ -167,7 +167,10 @@ async def test_a_group_with_automatic_replicas_is_placed_on_them(two: list[FakeR
     async with routed(snapshot) as harness:
         for number in range(200):
             name = b"blue" if number % 2 else b"red"
-            assert (await harness.chat(chat_body(), [b"X-Task-Group: " + name])).status == 200
+            body = chat_body(
+                text=f"Question {number // 2}. " * 40
+            )  # no prompt is cached, so both groups have as much work
+            assert (await harness.chat(body, [b"X-Task-Group: " + name])).status == 200
         shown = {name: await explained(harness, chat_body(), {"X-Task-Group": name}) for name in ("red", "blue")}
         await harness.push(replace(snapshot, limits=Limits(retries=1)), revision=2)
         after = {name: await explained(harness, chat_body(), {"X-Task-Group": name}) for name in ("red", "blue")}

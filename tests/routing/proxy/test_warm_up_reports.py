@@ -44,8 +44,8 @@ from tests.routing.standin.replica_process import replica_process
 
 
 async def test_without_warm_up_nothing_is_stored_or_sent(three: list[FakeReplica]) -> None:
-    cold = config(three, settings=PrefixHashSettings(), health=QUICK)
-    async with routed(config(three[:2], settings=PrefixHashSettings(), health=QUICK)) as harness:
+    cold = config(three, settings=PrefixHashSettings(slack_s=60), health=QUICK)
+    async with routed(config(three[:2], settings=PrefixHashSettings(slack_s=60), health=QUICK)) as harness:
         await send_traffic(harness)
         assert harness.router.services.warm_ups is None
         await harness.push(cold, 2)

@@ -37,7 +37,7 @@ def body(number: int, question: str = "And now?") -> bytes:
 def with_warm_up(
     replicas: Iterable[FakeReplica], warm_up: WarmUp | None = None, *, settings: Settings | None = None, **fields: Any
 ) -> RouterConfig:
-    whole = config(replicas, settings=settings or PrefixHashSettings(), health=QUICK, **fields)
+    whole = config(replicas, settings=settings or PrefixHashSettings(slack_s=60), health=QUICK, **fields)
     return replace(whole, pools=(replace(whole.pools[0], warm_up=warm_up or WarmUp()),))
 
 
