@@ -11,6 +11,7 @@ SECRET_KEY = "a-key-for-tests-only-" * 3
 ROUTER_ADMIN_TOKEN = "router-token-for-tests"  # noqa: S105 - no secret
 ALLOWED_HOSTS = ["127.0.0.1", "localhost", "testserver"]
 DATABASES = {"default": env.database("postgresql://postgres@/warmpath?host=/nonexistent")}
+DATABASES["default"]["OPTIONS"]["response_timeout_s"] = 120  # of a machine that stalls
 CELERY_BROKER_URL = "redis://127.0.0.1:1/0"  # nothing listens there: a wake-up without a broker is not an error
 API_RATE = API_RATE_UNAUTHENTICATED = 0  # nothing to count requests in
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

@@ -7,7 +7,7 @@ import re
 import pytest
 from django.db import OperationalError
 
-from controlplane.models import Role
+from controlplane.models import Replica, Role
 from controlplane.services.access.users import add_user, set_role
 from telemetry.models import Reading, ScrapeState
 from tests.end_to_end.every_page import ANYWHERE, of_rows
@@ -39,7 +39,7 @@ def test_pages_of_a_fleet_at_work(page, everything):
 
 def test_a_replica_without_prefix_caching(page, full):
     """The longest text in place of a figure."""
-    Reading.objects.filter(replica__name="gpu-2").update(queries=0, hits=0)
+    Reading.objects.filter(replica=Replica.objects.get(name="gpu-2")).update(queries=0, hits=0)
     ScrapeState.objects.filter(replica__name="gpu-2").update(lacks_prefix_cache=True)
 
     assert look_at(page, ["/replicas/gpu-2/"]) == {}

@@ -164,7 +164,7 @@ def many(visitor, stored_fleet):
     """A fleet of 70 replicas: one is down, one is disabled, and gpu-7 has the lowest hit rate."""
     ScrapeState.objects.filter(replica__name="gpu-60").update(health="down", failures=3, reason="connection refused")
     Replica.objects.filter(name="gpu-1").update(state="disabled")
-    Reading.objects.filter(replica__name="gpu-7").update(hits=0)
+    Reading.objects.filter(replica=Replica.objects.get(name="gpu-7")).update(hits=0)
 
 
 def shown(text):

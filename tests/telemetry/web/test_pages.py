@@ -8,7 +8,7 @@ import time_machine
 from django.db.models import F
 from django.utils.html import escape
 
-from controlplane.models import Project, RoleAssignment, RoutingPolicy
+from controlplane.models import Project, Replica, RoleAssignment, RoutingPolicy
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica, remove_replica
 from controlplane.services.fleet.task_groups import create_task_group, update_task_group
@@ -307,7 +307,7 @@ def test_search_finds_by_a_part_of_the_name_what_may_be_seen(visitor, fleet):
 
 def test_a_replica_s_page_names_what_its_engine_does_not_report(visitor, fleet, noon):
     newest = Reading.objects.filter(replica__name="gpu-1").order_by("-at").first()
-    Reading.objects.filter(replica__name="gpu-1", at=newest.at).update(not_reported=["external_hits", "preemptions"])
+    Reading.objects.filter(replica=newest.replica, at=newest.at).update(not_reported=["external_hits", "preemptions"])
 
     text = visitor.get("/replicas/gpu-1/").text
 
@@ -331,7 +331,9 @@ NOT_REPORTED = '<span class="value none">not reported by this engine</span>'
 
 
 def test_a_replica_without_prefix_caching_is_told_how_to_switch_it_on(visitor, fleet):
-    Reading.objects.filter(replica__name="gpu-1").update(queries=0, hits=0)  # as vLLM counts without it
+    Reading.objects.filter(replica=Replica.objects.get(name="gpu-1")).update(
+        queries=0, hits=0
+    )  # as vLLM counts without it
     assert visitor.get("/replicas/gpu-1/").text.count(NOT_REPORTED) == 0
     ScrapeState.objects.filter(replica__name="gpu-1").update(lacks_prefix_cache=True)
     text = visitor.get("/replicas/gpu-1/").text
