@@ -48,7 +48,7 @@ def test_a_replica_without_prefix_caching(page, full):
 
 # Forms that are sent as they should not be: the address, what is filled in, and the button.
 REFUSED = (
-    ("/policies/{policy}/edit/?strategy=prefix_hash", {"Slack tokens": "-1"}, "Save draft and review"),
+    ("/policies/{policy}/edit/?strategy=prefix_hash", {"Slack": "-1"}, "Save draft and review"),
     ("/policies/{policy}/revert/1/", {"Reason": "", "Type chat to confirm": "Chat"}, "Roll back to revision 1"),
     ("/fleet/pools/new/", {"Name": "No Name!"}, "Add pool"),
     ("/fleet/pools/{pool}/replicas/new/", {"Name": "gpu-9", "URL": "nowhere"}, "Add replica"),
