@@ -91,8 +91,7 @@ class AffinitySettings(ResidencySettings, frozen=True):
             "seconds",
             0.0,
             60.0,
-            "Additional wait at a preferred replica, in seconds of prefill, that is accepted beyond what its cached "
-            "prefix saves.",
+            "Additional wait for a preferred replica, beyond what its cached prefix saves.",
         ),
     ] = 0.06
 
