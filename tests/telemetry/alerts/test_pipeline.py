@@ -141,7 +141,7 @@ def test_a_second_fall_resolves_the_alert_and_is_an_alert_of_its_own(r1, rule, c
         True,
     )
     assert "fell further" in first.history.get(transition="resolved").note
-    assert list(Notification.objects.order_by("created_at").values_list("kind", "payload__data__alert")) == [
+    assert list(Notification.objects.order_by("created_at", "kind").values_list("kind", "payload__data__alert")) == [
         ("firing", first.pk),
         ("firing", second.pk),
         ("resolved", first.pk),
@@ -165,7 +165,7 @@ def test_a_second_drop_within_keep_firing_s_of_a_recovery_is_an_alert_of_its_own
     assert resolved.summary.endswith("the hit rate recovered and fell again: a new alert has the second drop.")
     assert second.detail["onset"] == (T0 + timedelta(seconds=800)).isoformat()
     assert second.detail["comparable_since"] > first.detail["onset"]
-    assert list(Notification.objects.order_by("created_at").values_list("kind", "payload__data__alert")) == [
+    assert list(Notification.objects.order_by("created_at", "kind").values_list("kind", "payload__data__alert")) == [
         ("firing", first.pk),
         ("firing", second.pk),
         ("resolved", first.pk),
