@@ -34,7 +34,7 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Callable, Container, Coroutine
+from collections.abc import Callable, Coroutine
 from enum import Enum
 from typing import NamedTuple
 
@@ -119,10 +119,6 @@ class OwnRequests:
         requests, prompt, cached = self.counts.get(replica, (0, 0, 0))
         of_prompt, of_cache = (None, None) if usage is None else prompt_and_cached(usage)
         self.counts[replica] = requests + 1, prompt + (of_prompt or 0), cached + (of_cache or 0)
-
-    def retain(self, replicas: Container[str]) -> None:
-        """Drop the counts of all other replicas."""
-        self.counts = {name: counts for name, counts in self.counts.items() if name in replicas}
 
 
 async def probe_engine(address: Address, model: str | None, timeout_s: float) -> tuple[ProbeResult, Usage | None]:

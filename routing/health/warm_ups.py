@@ -347,6 +347,8 @@ class WarmUps:
         for counts in self._counts.values():
             for key in [key for key in counts if key[1] not in names]:
                 del counts[key]
+        own = self._own_requests
+        own.counts = {name: counts for name, counts in own.counts.items() if name in names}
         return bool(self._pools)
 
     def _configured_prefixes(self, pool: PoolConfig) -> PopularPrefixes:

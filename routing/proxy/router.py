@@ -359,7 +359,6 @@ class Router:
         services, queues, warm_ups = self.services, self.services.all_admission_queues, self.services.all_warm_ups
         services.metrics.prune(new.series)  # also at each scrape, but there may be none
         services.checks.configure(_check_targets(new))
-        services.own_requests.retain(new.connection_pools)
         services.kv_events.configure(new.config)
         services.warm_ups = warm_ups if warm_ups.configure(new.config) else None
         services.admission_queues = queues if queues.configure(new.config, self.shared_limits) else None
