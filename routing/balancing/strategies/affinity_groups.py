@@ -12,7 +12,6 @@ well above or below its number (``allocation.next_size``).
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Final, NamedTuple
 
 from routing.balancing.allocation import MIN_SHARE, Shares, next_size
@@ -54,8 +53,10 @@ class AffinityGroups(HomeStrategy):
         owned = plan.owned.get(key)
         if owned is not None and (homes := homes_among(owned, keys.tier2, candidates, self._ring)):
             return homes
-        others = (target for target in self._eligible(key, candidates) if target not in plan.assigned)
-        return list(islice(others, 1)) or super()._homes(key, keys, candidates)
+        for target in self._eligible(key, candidates):
+            if target not in plan.assigned:
+                return [target]
+        return super()._homes(key, keys, candidates)
 
     def count_request(self, keys: Keys, uncached_tokens: int) -> None:
         """Count a request's work for its prefix. Called once per request."""
