@@ -17,9 +17,9 @@ from routing.kv_events.subscriptions import KvEventSubscriptions
 from routing.kv_events.zmtp import greeting_and_ready, message
 from routing.schema import (
     KvEvents,
+    LeastLoadSettings,
     LowestCostSettings,
     PolicySettings,
-    PrefixHashSettings,
     ReplicaConfig,
     ReplicaNetworks,
     ReplicaState,
@@ -252,7 +252,7 @@ async def test_an_unchanged_source_is_followed_on_and_a_removed_one_is_closed() 
 async def test_pools_that_do_not_compare_cached_prefixes_follow_nothing() -> None:
     publisher, router = KvPublisher(), Router()
     try:
-        configuration = config(publisher, PrefixHashSettings())
+        configuration = config(publisher, LeastLoadSettings())
         router.subscriptions.configure(configuration)
         assert router.row(configuration) == {"state": "unused"}
         assert '{pool="chat",replica="a",rank="0",state="unused"} 1' in "\n".join(router.subscriptions.lines())
