@@ -107,7 +107,7 @@ async def test_the_number_of_fallbacks_is_a_setting() -> None:
 
 async def test_choices_are_those_of_the_router() -> None:
     three = replicas()
-    whole = fleet(three, settings=PrefixHashSettings())
+    whole = fleet(three, settings=PrefixHashSettings(slack_s=60))
     by_name = {three[number].name: endpoint(three[number]) for number in range(3)}
     async with picking(whole, fallbacks=2) as (harness, channel):
         for number in range(8):
@@ -311,7 +311,7 @@ async def test_a_response_from_elsewhere_counts_at_no_replica() -> None:
 
 async def test_replicas_that_keep_failing_are_ejected() -> None:
     three = replicas()
-    async with picking(fleet(three, settings=PrefixHashSettings()), fallbacks=2) as (harness, channel):
+    async with picking(fleet(three, settings=PrefixHashSettings(slack_s=60)), fallbacks=2) as (harness, channel):
         first = (await EnvoyStream(channel).request()).endpoints[0]
         for _ in range(5):
             stream = EnvoyStream(channel)

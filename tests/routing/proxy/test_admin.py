@@ -108,7 +108,7 @@ async def test_bodies_over_the_limit_are_not_explained(replica: FakeReplica) -> 
 
 
 async def test_explain_returns_the_decision_that_a_request_gets(two: list[FakeReplica]) -> None:
-    async with routed(config(two, settings=PrefixHashSettings())) as harness:
+    async with routed(config(two, settings=PrefixHashSettings(slack_s=60))) as harness:
         for number in range(10):
             body = {"model": "tiny", "messages": [{"role": "system", "content": f"Expert {number}. " * 99}]}
             explained_request = {"path": "/v1/chat/completions", "headers": {"X-Task-Group": "none"}, "body": body}

@@ -146,7 +146,7 @@ async def test_turns_of_a_conversation_go_where_their_prefix_is_cached(three: li
 
 
 async def test_requests_with_the_same_system_prompt_share_a_preferred_replica(three: list[FakeReplica]) -> None:
-    async with routed(config(three, settings=PrefixHashSettings())) as harness:
+    async with routed(config(three, settings=PrefixHashSettings(slack_s=60))) as harness:
         by_system = {
             system: {(await ask(harness, body(f"Question {n}", system))).replica for n in range(4)}
             for system in (f"System prompt {number}. " * 50 for number in range(8))
@@ -184,7 +184,7 @@ async def test_counting_tokens_claims_no_cached_prefix(path: bytes, two: list[Fa
 async def test_a_session_stays_on_one_replica(
     headers: list[bytes], fields: dict[str, Any], three: list[FakeReplica]
 ) -> None:
-    async with routed(config(three, settings=SessionAffinitySettings())) as harness:
+    async with routed(config(three, settings=SessionAffinitySettings(slack_s=60))) as harness:
         for number in range(4):
             await ask(harness, body(system=f"Another prompt {number}.", **fields), *headers)
         decisions = decision_page(harness.router.services.decisions, 0, 9)["decisions"]
@@ -199,14 +199,14 @@ async def test_a_session_stays_on_one_replica(
     [[], [b"X-Request-Id: one"], [b"X-Client-Request-Id: one"], [b"X-Session-ID:"], [b"x_session_id: one"]],
 )
 async def test_a_request_without_a_session_has_no_key(headers: list[bytes], three: list[FakeReplica]) -> None:
-    async with routed(config(three, settings=SessionAffinitySettings())) as harness:
+    async with routed(config(three, settings=SessionAffinitySettings(slack_s=60))) as harness:
         await ask(harness, body(metadata={"user_id": "user_1f_account_2b"}), *headers)
         assert last_decision(harness)["reason"] == "no_key"
 
 
 async def test_the_first_session_header_is_the_key(three: list[FakeReplica]) -> None:
     headers = [b"X-Session-Affinity: last", b"session_id: later", b"X-Session-ID: first"]
-    async with routed(config(three, settings=SessionAffinitySettings())) as harness:
+    async with routed(config(three, settings=SessionAffinitySettings(slack_s=60))) as harness:
         assert (await ask(harness, body(), *headers)).replica == (await ask(harness, body(), headers[2])).replica
         forwarded = next(replica.calls[0] for replica in three if replica.calls)
 

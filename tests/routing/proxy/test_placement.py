@@ -19,7 +19,7 @@ from tests.routing.proxy.harness import config as routed_config
 
 async def test_two_routers_send_the_same_prompt_to_the_same_replica() -> None:
     async with fake_replicas(5) as replicas:
-        snapshot = config(replicas, settings=PrefixHashSettings())
+        snapshot = config(replicas, settings=PrefixHashSettings(slack_s=60))
         async with routed(snapshot) as router_a, routed(snapshot) as router_b:
             chosen = set()
             for number in range(40):
@@ -37,7 +37,7 @@ RANKS = 2
 
 def parallel(replicas: list[FakeReplica], **fields: Any) -> RouterConfig:
     """A pool whose first replica has ranks."""
-    snapshot = config(replicas, settings=PrefixHashSettings())
+    snapshot = config(replicas, settings=PrefixHashSettings(slack_s=60))
     first, *rest = snapshot.pools[0].replicas
     members = replace(first, data_parallel_size=RANKS, **fields), *rest
     return replace(snapshot, pools=(replace(snapshot.pools[0], replicas=members),))

@@ -101,7 +101,7 @@ CLIENTS: list[tuple[str, bytes, list[tuple[list[bytes], dict[str, Any]]], tuple[
 async def test_a_session_stays_where_the_pool_says_that_clients_name_it(
     path: bytes, sessions: Any, keys: tuple[str, ...], large: bool, three: list[FakeReplica]
 ) -> None:
-    whole = with_pool(config(three, settings=SessionAffinitySettings()), session_keys=keys)
+    whole = with_pool(config(three, settings=SessionAffinitySettings(slack_s=60)), session_keys=keys)
     padding = "x" * (300_000 if large else 10)
     async with routed(whole) as harness:
         chosen = [
@@ -116,7 +116,7 @@ async def test_a_session_stays_where_the_pool_says_that_clients_name_it(
 
 
 async def test_a_key_that_the_pool_does_not_list_is_none(three: list[FakeReplica]) -> None:
-    whole = config(three, settings=SessionAffinitySettings())
+    whole = config(three, settings=SessionAffinitySettings(slack_s=60))
     for keys, expected in [
         (None, ["affinity", "affinity"]),
         (("header:X-Session-ID",), ["affinity", "no_key"]),
@@ -130,7 +130,7 @@ async def test_a_key_that_the_pool_does_not_list_is_none(three: list[FakeReplica
 
 async def test_the_first_listed_key_that_a_request_has_wins(three: list[FakeReplica]) -> None:
     whole = with_pool(
-        config(three, settings=SessionAffinitySettings()), session_keys=("body:user", "header:X-Session-ID")
+        config(three, settings=SessionAffinitySettings(slack_s=60)), session_keys=("body:user", "header:X-Session-ID")
     )
     async with routed(whole) as harness:
         by_user = {(await ask(harness, CHAT, b"X-Session-ID: %d" % n, user="one")).replica for n in range(6)}
@@ -147,7 +147,7 @@ async def test_the_first_listed_key_that_a_request_has_wins(three: list[FakeRepl
 
 
 async def test_the_default_order_is_that_of_the_documented_keys(three: list[FakeReplica]) -> None:
-    whole = config(three, settings=SessionAffinitySettings())
+    whole = config(three, settings=SessionAffinitySettings(slack_s=60))
     headers = [
         b"X-Session-Affinity: e",
         b"session_id: d",

@@ -192,7 +192,7 @@ async def test_a_replica_is_down_once_any_worker_finds_it_down(four: list[FakeRe
 async def test_a_cold_prefix_has_the_same_preferred_replica_in_all_workers_and_routers(
     four: list[FakeReplica], tmp_path: Path
 ) -> None:
-    affine = config(four, settings=PrefixHashSettings())
+    affine = config(four, settings=PrefixHashSettings(slack_s=60))
     async with (
         serving(tmp_path, affine, "--workers=2", name="one") as one,
         serving(tmp_path, affine, "--workers=1", name="other") as other,
