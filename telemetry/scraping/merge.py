@@ -31,7 +31,7 @@ DOWN_AFTER = 2  # failures in a row
 FAILED_SCRAPE = EngineKey("", "")
 ROUTER_ITSELF = RouteKey()
 OWN_REQUEST_COUNTS = tuple(OWN_REQUESTS.values())
-OWN_ONES = ("generation_tokens", "finished", "first_tokens")  # each 1 of a request of a router itself
+COUNTED_ONCE = ("generation_tokens", "finished", "first_tokens")  # by an engine, for each request of a router itself
 OWN_TIMES = ("queue_ms", "queue_count", "prefill_ms", "prefill_count")
 ROUTER_LAYOUT = "router"  # stands for the router's 275 edges in stored counters
 Sample = TypeVar("Sample", ReplicaSample, RouterSample)
@@ -169,7 +169,7 @@ def _without_own_requests(
             continue
         tokens, cached = (number * taken // left[0] for number in left[1:])
         left = left[0] - taken, left[1] - tokens, left[2] - cached
-        parts = dict.fromkeys(OWN_ONES, taken) | dict.fromkeys(("queries", "prompt_tokens"), tokens)
+        parts = dict.fromkeys(COUNTED_ONCE, taken) | dict.fromkeys(("queries", "prompt_tokens"), tokens)
         parts |= {"hits": cached, "cached_prompt_tokens": cached, "computed_prompt_tokens": tokens - cached}
         counters = {name: max(0.0, value - parts.get(name, 0)) for name, value in added.counters.items()}
         histograms = dict(added.histograms)
