@@ -332,9 +332,9 @@ def timeline(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def overload_text(candidate: Mapping[str, Any]) -> str:
-    """Which replicas of a replayed candidate get more work than they can do; "" for none."""
+    """How many replicas of a replayed candidate get more work than they can do; "" for none."""
     overloaded = candidate.get("overloaded_replicas", 0)  # none in results of an earlier version
-    text = f"overload: the queue of {overloaded} of {candidate['replicas']} replicas grows until the end"
+    text = f"the queue of {overloaded} of {candidate['replicas']} replicas grows until the end"
     return text if overloaded else ""
 
 
@@ -343,7 +343,7 @@ def describe(name: str, difference: Difference | None, overload: str = "") -> st
 
     ``difference``: None for the active policy.
     """
-    parts = [overload] if overload else []
+    parts = [f"overload: {overload}"] if overload else []
     if difference is not None:
         if difference.hit_rate is not None:
             parts.append(f"hit rate {_range(difference.hit_rate)} points")

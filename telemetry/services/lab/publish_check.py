@@ -61,7 +61,7 @@ def _check(draft: PolicyRevision, what_if: WhatIf, number: int, limits: Predicti
     figures = compared_figures(active, candidate, limits)
     is_advised = limits.mode is PredictionMode.ADVISE and candidate["verdict"] == Verdict.WORSE
     if candidate.get("overloaded_replicas", 0) > active.get("overloaded_replicas", 0):
-        text = f"The draft is predicted to overload the pool: {overload_text(candidate).removeprefix('overload: ')}."
+        text = f"The draft is predicted to overload the pool: {overload_text(candidate)}."
         return _finding(FindingCode.WORSE, text, "Change the draft.", draft, what_if, figures)
     exceeded = [figure for figure in figures if figure.is_exceeded or (is_advised and _is_worse(figure))]
     unknown = [figure.title for figure in figures if figure.limit is not None and figure.difference is None]
