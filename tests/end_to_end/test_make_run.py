@@ -18,12 +18,13 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.compiled.package import runs_compiled
-from tests.end_to_end.live_stack import BLANK_PAGE, BROWSER_MS, ROOT, LiveStack, slowdown
+from tests.end_to_end.live_stack import BLANK_PAGE, BROWSER_MS, ROOT, LiveStack, StackFailedError, slowdown
 from tests.fakes.fake_webhook_receiver import receiving
 
 pytestmark = pytest.mark.timeout(420)
 
 LINE_S = 10  # between two lines of the player, each about what came since the one before
+PAST_LINES = 12  # of a strategy, before a canary is compared with it
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +98,14 @@ def test_publishing_prefix_hash_in_the_browser_raises_the_hit_rate_and_lowers_tt
     expect(tab.locator("[data-chart] .js-plotly-plot .annotation").first).to_be_attached(timeout=BROWSER_MS)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(780)
 def test_a_bad_canary_on_half_of_the_prefixes_is_rolled_back_automatically(stack, rest, tab):
+    begun = time.monotonic()
+
+    def has_a_past() -> bool:
+        return len([at for at, _ in player_lines(stack) if at > begun]) >= PAST_LINES
+
+    stack.until(has_a_past, 240, "a past with warm caches, which the canary is compared with")
     tab.goto("/policies/")
     tab.get_by_role("link", name="prefix_hash").first.click()
     tab.locator("[data-edit]").click()
@@ -119,7 +126,18 @@ def test_a_bad_canary_on_half_of_the_prefixes_is_rolled_back_automatically(stack
 
     tab.goto(BLANK_PAGE)
     # Which prefixes the half takes in is chance; where they suffer little, the guard holds until it is sure.
-    stack.until(lambda: rest.get(f"rollouts/{rollout['id']}").json()["finished_at"], 400, "the guard to take it back")
+    judged = list[str]()
+
+    def is_finished() -> bool:
+        answer = rest.get(f"rollouts/{rollout['id']}").json()
+        judged[:] = [reading["detail"] for reading in answer["readings"]]
+        return answer["finished_at"] is not None
+
+    try:
+        stack.until(is_finished, 400, "the guard to take it back", every_s=2)
+    except StackFailedError as error:
+        error.add_note("\n".join(judged))
+        raise
 
     ended = rest.get(f"rollouts/{rollout['id']}").json()
     assert (ended["state"], ended["history"][-1]["by"]) == ("rolled_back", None)

@@ -25,6 +25,7 @@ from tests.fakes.replica import (
     sse,
     streaming,
 )
+from tests.pace import is_within
 from tests.routing.proxy.disaggregated import (
     DECODE,
     MEMBER,
@@ -227,7 +228,8 @@ async def test_a_leg_leaves_time_for_the_decode_replica(two: list[FakeReplica]) 
 
     assert (response.status, len(two[1].calls)) == (504, 1)
     assert found == {("replica-0", "failed", "timeout"): 1}
-    assert 1.9 < took_s < 3.5
+    assert took_s > 1.9
+    assert is_within(took_s, 3.5)
 
 
 def trickling(start: bytes, piece: bytes) -> Script:
@@ -270,7 +272,7 @@ async def test_a_prefill_replica_that_trickles_has_the_same_deadline(name: str, 
 
     assert (response.status, response.replica, two[1].calls[0].body == prompt()) == (200, "replica-1", True)
     assert found == {("replica-0", "failed", "timeout"): 1}
-    assert took_s < 0.5 * SHORT.first_byte_timeout_s + 1.0
+    assert is_within(took_s, 0.5 * SHORT.first_byte_timeout_s + 1.0)
 
 
 async def test_a_prefill_replica_that_ends_no_handshake_has_a_deadline(two: list[FakeReplica]) -> None:

@@ -195,7 +195,8 @@ async def test_silences_that_end_well_become_typical(two: list[FakeReplica]) -> 
         await harness.chat(STREAM)
         await asyncio.gather(*(harness.chat(STREAM) for _ in range(2)))
         usual_s = harness.router.services.stall_detector._typical["chat"].longest_s(harness.router.loop.time())
-        assert 0.7 < usual_s < 1.3
+        assert usual_s > 0.7
+        assert is_within(usual_s, 1.3)
         engine.first_byte_s = 2.0
         breaker = BreakerConfig(stall_s=0.3, max_out_ratio=1.0)
         await harness.push(config(two[:1], breaker=breaker), 2)
@@ -251,7 +252,7 @@ async def test_at_the_defaults_a_stall_ends_within_five_seconds() -> None:
             load.ttft_s.clear()
             await load.run(2.0)
             await load.ended()
-            assert p95(load.ttft_s) <= base_s + 1.0, "and it stays so while it is out"
+            assert is_within(p95(load.ttft_s), base_s + 1.0), "and it stays so while it is out"
             await harness.at_rest()
 
 

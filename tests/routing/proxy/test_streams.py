@@ -77,7 +77,7 @@ async def test_a_streamed_response_has_both(replica: FakeReplica) -> None:
         later.cancel()
 
         assert decision["streamed"] is True
-        assert decision["latency_s"] >= decision["ttft_s"] + 0.1
+        assert decision["latency_s"] >= decision["ttft_s"] + 0.09  # a timer may be early by the loop's resolution
         assert await counts(harness, "latency_seconds") == {"streamed": 1}
         assert await counts(harness, "ttft_seconds") == await counts(harness, "reuse_ttft_seconds") == {"": 1}
 
@@ -298,7 +298,7 @@ async def test_the_ttft_ends_at_the_first_token(
         (decision,) = records(harness)
 
         assert response.body == b"".join(prelude) + token + COMMENT
-        assert 0.1 <= decision["ttft_s"] <= decision["latency_s"]
+        assert 0.09 <= decision["ttft_s"] <= decision["latency_s"]  # a timer may be early by the loop's resolution
         assert await counts(harness, "ttft_seconds") == {"": 1}
         assert call.header(b"accept-encoding") == [b"identity"]
 

@@ -60,9 +60,13 @@ def test_a_cached_prompt_needs_no_prefill(replica: ReplicaProcess) -> None:
     replica.chat("word " * 5000, max_tokens=1)
     again_s = time.perf_counter()
 
-    usage = replica.chat("word " * 5000, max_tokens=1).json["usage"]
+    durations_s = []
+    for _ in range(3):
+        repeated_s = time.perf_counter()
+        usage = replica.chat("word " * 5000, max_tokens=1).json["usage"]
+        durations_s.append(time.perf_counter() - repeated_s)
 
-    assert time.perf_counter() - again_s < (again_s - started_s) / 2
+    assert min(durations_s) < (again_s - started_s) / 2
     assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] // 16 * 16
 
 

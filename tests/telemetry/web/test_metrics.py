@@ -50,7 +50,7 @@ def test_each_shard_of_the_fleet_tells_how_late_it_is(db):
     figures = read()
     names = ("scrape_lag_seconds", "scrape_took_seconds", "scrape_missed_ticks", "scrape_targets", "scrape_failures")
     assert [figures[name, "0"] for name in names] == [0.2, 0.7, 4, 100, 3]
-    assert 54 < figures["scrape_lag_seconds", "1"] < 60
+    assert 54 < figures["scrape_lag_seconds", "1"] < 120
     assert ("scrape_took_seconds", "1") not in figures  # it runs
 
 
