@@ -22,7 +22,7 @@ so that they find each other's cached prefixes without communication. The router
 tokens was cached at common replicas, and expects that share there of the next prompt. The share depends on the number
 of these tokens. It is learnt separately for prompts of which at most a popular beginning is recorded, and for others.
 
-In a cost, each expected token counts as ``weight`` tokens; together they count at most as all unrecorded tokens. A
+In a cost, each expected token counts as ``HIT_WEIGHT`` tokens; together they count at most as all unrecorded tokens. A
 prompt placed on another replica also costs later turns their cache hits, because other routers send them to the common
 replica. Each such prompt also lowers the learnt share, so that fewer prompts are sent to common replicas. With a weight
 of 1, both the share and the hits would remain low.
@@ -72,8 +72,7 @@ MIN_TOKENS: Final = 256  # a smaller number is neither expected nor learnt
 MIN_PART: Final = 0.1  # of the recorded tokens, whose estimate may be off: a smaller part teaches nothing
 MARGIN_TOKENS: Final = 96  # 1.5 blocks, which prompts may share after their recorded blocks without another router
 MIN_RATIO: Final = 0.01  # of unrecorded tokens cached, which shows that there are other routers
-NEW_WEIGHT: Final = 20.0  # of an expected token in a cost, if at most a popular beginning of the prompt is recorded
-RECORDED_WEIGHT: Final = 8.0  # if more is recorded
+HIT_WEIGHT: Final = 20.0  # of an expected token in a cost
 HALF_LIFE: Final = 256  # samples
 PRIOR_SAMPLES: Final = 16.0  # weight of the mean over all numbers of tokens in the share of one
 MAX_BITS: Final = 24  # of a number of tokens
@@ -84,10 +83,9 @@ _FADE: Final = 0.5 ** (1 / HALF_LIFE)
 class ShareByTokens:
     """The mean share of some tokens that were cached, by their number in powers of two."""
 
-    __slots__ = ("_by_bits", "_samples", "_samples_by_bits", "_total", "weight")
+    __slots__ = ("_by_bits", "_samples", "_samples_by_bits", "_total")
 
-    def __init__(self, weight: float = 1.0) -> None:
-        self.weight = weight  # of each expected token in a cost
+    def __init__(self) -> None:
         self._total, self._samples = 0.0, PRIOR_SAMPLES  # sum of shares, faded, and number of samples
         self._by_bits, self._samples_by_bits = [0.0] * MAX_BITS, [0.0] * MAX_BITS
 
@@ -120,8 +118,8 @@ class UnrecordedHits:
     def __init__(self) -> None:
         self.has_other_routers = False  # whether other routers send prompts to these replicas
         # At the common replica of a prompt of which at most a popular beginning is recorded, and of any other prompt.
-        self.of_new = ShareByTokens(NEW_WEIGHT)
-        self.of_recorded = ShareByTokens(RECORDED_WEIGHT)
+        self.of_new = ShareByTokens()
+        self.of_recorded = ShareByTokens()
         self._anywhere = ShareByTokens()
 
     def learn(self, tokens: int, cached_tokens: float, common_hits: ShareByTokens | None) -> None:

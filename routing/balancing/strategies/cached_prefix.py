@@ -7,8 +7,7 @@ behind it, and the blocks that it evicts from a full cache may be requested agai
 ``alpha`` with the greater of two shares: the share of busy replicas, to the power of ``CHOICES``, because a next
 request only waits if all replicas that it can choose from are busy; and the share of old cached blocks that are used
 again before they are evicted. So an idle fleet with free cache prefills a long new prefix at several replicas at once,
-and a busy or crowded one avoids copies. If there are other routers, the share of busy replicas counts to the power of
-``CHOICES_UNSEEN``, because this router sees only those that its own requests make busy.
+and a busy or crowded one avoids copies.
 
 The cost always grows with the load and falls with the cached tokens, so the minimum is found among few candidates. If
 few replicas have the longest cached prefix, and one of them costs less than an idle replica without it would at any
@@ -52,20 +51,18 @@ from routing.balancing.candidates import EXCESS_TOKENS, Candidate, Candidates, C
 from routing.balancing.hash_ring import HashRing
 from routing.balancing.load_tracker import Load
 from routing.balancing.replicas import GroupReplicas
-from routing.balancing.residency import Match, Residency, ShareByTokens, UnrecordedHits
+from routing.balancing.residency import HIT_WEIGHT, Match, Residency, ShareByTokens, UnrecordedHits
 from routing.balancing.strategies.holders import MAX_COMPARED, MAX_HOLDERS, bits_of, shortlist
 from routing.balancing.strategies.strategy import Estimate, Keys, Strategy
 from routing.schema import CostSettings
 from routing.types import PrefixHash, Reason, TargetId
 
 CHOICES: Final = 3  # number of replicas that a next request is assumed to choose from
-CHOICES_UNSEEN: Final = 0.5  # the same exponent if requests of other routers make replicas busy that look idle here
-STEP_S: Final = 0.010  # prefill time that a running request counts as: about a step's fixed cost
+STEP_S: Final = 0.005  # prefill time that a running request counts as: more moves short conversations too readily
 TIE_S: Final = 0.004  # of prefill time; less than a running request counts as, and less than the error of estimates
 HIT: Final = Reason.HIT  # an enum's attributes are slow to look up
 TIE_RATIO: Final = 0.1  # of a prompt's own prefill, which is more than several running requests count as
 MAX_TIE_TOKENS: Final = 600.0
-LONG_TOKENS: Final = 16_000  # a prompt this long blocks its replica for 2 s or more, so the least busy must get it
 NO_KEY: Final = 0  # of a prompt without a key: any replica may be the preferred one
 MEDIA_TOKENS: Final = 512.0  # prefill that takes about as long as encoding an image
 RATE_ERROR: Final = 0.02  # of a cost by measured rates: equal replicas measure this differently
@@ -124,7 +121,7 @@ class CostQuery:
     @property
     def counted_ratio(self) -> float:
         """Share of the unrecorded tokens at the common replica that a cost counts as cached, 0 to 1."""
-        return 0.0 if self.common_hits is None else min(1.0, self.common_hits.weight * self.expected_ratio)
+        return min(1.0, HIT_WEIGHT * self.expected_ratio)
 
     def set_common_replica(self, hits: UnrecordedHits) -> None:
         """Make the preferred replica the common one, which has cached what other routers usually send there."""
@@ -327,7 +324,7 @@ class CostRule:
 
     def _price(self, members: Sequence[Candidate], query: CostQuery) -> float:
         """The price of a token to prefill, relative to a queued token, by how busy and how crowded the replicas are."""
-        candidates, match = query.candidates, query.match
+        candidates = query.candidates
         if len(members) == len(candidates):
             busy = 0
             for member in members:
@@ -336,8 +333,7 @@ class CostRule:
             busy_ratio = busy / len(members)
         else:
             busy_ratio = candidates.order.busy_ratio
-        exponent = CHOICES if match.common_key_at is None else CHOICES_UNSEEN
-        return self.base_price + (self.alpha - self.base_price) * max(busy_ratio**exponent, match.reuse_ratio)
+        return self.base_price + (self.alpha - self.base_price) * max(busy_ratio**CHOICES, query.match.reuse_ratio)
 
     def _compare(self, query: CostQuery) -> tuple[list[Candidate], list[float]]:
         """Candidates and their costs, the least of all among them."""
@@ -385,8 +381,7 @@ class CostRule:
     def _tie_limit(self, least_cost: float, member: Candidate, uncached: int) -> float:
         """The cost up to which others count as equal to the least, at a member that would prefill ``uncached``."""
         prefill = member.load.prefill
-        has_wide_ties = not member.load.waiting_tokens and uncached <= LONG_TOKENS
-        tie = min(TIE_RATIO * uncached, MAX_TIE_TOKENS) if has_wide_ties else 0.0
+        tie = 0.0 if member.load.waiting_tokens else min(TIE_RATIO * uncached, MAX_TIE_TOKENS)
         if self.by_rate:
             return least_cost * (1 + RATE_ERROR) + TIE_S + tie / self._speed(member)
         return least_cost + (TIE_S * (prefill.measured or prefill.tokens_per_s) + tie) / member.weight

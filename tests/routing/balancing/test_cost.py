@@ -13,7 +13,6 @@ from routing.balancing.load_tracker import DEFAULT_RATE, LoadTracker
 from routing.balancing.residency import Residency
 from routing.balancing.strategies.cached_prefix import (
     CHOICES,
-    LONG_TOKENS,
     MAX_TIE_TOKENS,
     NO_KEY,
     STEP_S,
@@ -137,6 +136,31 @@ def test_in_a_busy_fleet_cached_tokens_are_worth_alpha_queued_tokens() -> None:
     assert fleet.choose(100).target != a
 
 
+def test_the_example_of_the_documentation() -> None:
+    fleet = Fleet(8, block_tokens=160)
+    a, *others = fleet.names
+    fleet.hold(a, 10)
+    fleet.queue(a, 500)
+    fleet.queue(a, 500)
+    rule, match, members = (
+        CostRule(fleet.ring, LowestCostSettings(), by_rate=False),
+        fleet.residency.match(PROMPT),
+        fleet.candidates.members,
+    )
+
+    def costs() -> list[int]:
+        estimates = rule.estimates(members, match, NO_KEY, 2000, fleet.candidates)
+        return [round(estimate.cost) for estimate in estimates[:2]]
+
+    assert costs() == [1481, 2004]
+    assert fleet.choose(2000).target == a
+    fleet.queue(a, 1000)
+    assert fleet.choose(2000).target != a
+    for name in others:
+        fleet.queue(name, 1)
+    assert costs() == [2000 + 3 * 40 + 800, 1 + 40 + 4000]
+
+
 @pytest.mark.parametrize("count", [4, MAX_COMPARED + 4])
 def test_a_burst_with_a_new_prefix_is_prefilled_at_several_idle_replicas_but_not_all(count: int) -> None:
     fleet = Fleet(count, block_tokens=1000)
@@ -171,13 +195,13 @@ def test_a_long_new_prompt_ignores_a_few_running_requests_at_its_preferred_repli
     assert busy.choose(8000).target != preferred_replica
 
 
-@pytest.mark.parametrize("tokens", [100, LONG_TOKENS + 1])
-def test_short_and_very_long_prompts_go_to_idle_replicas(tokens: int) -> None:
+def test_a_short_prompt_avoids_a_few_running_requests_at_its_preferred_replica() -> None:
     idle, busy = Fleet(4), Fleet(4)
-    preferred_replica = idle.choose(tokens).target
-    busy.tracker.dispatch(preferred_replica, 0)
+    preferred_replica = idle.choose(100).target
+    for _ in range(2):
+        busy.tracker.dispatch(preferred_replica, 0)
 
-    assert busy.choose(tokens).target != preferred_replica
+    assert busy.choose(100).target != preferred_replica
 
 
 @pytest.mark.parametrize("count", [12, MAX_COMPARED, MAX_COMPARED + 4])
