@@ -19,6 +19,7 @@ from tests.benchmarks.builds import run_compiled
 
 BENCHMARKS = {
     "alerts": "tests.benchmarks.alerts",  # alerting as a classifier: detected drops, correct causes, false alarms
+    "ablate": "tests.benchmarks.ablate",  # what each part of lowest_cost buys
     "agreement": "tests.benchmarks.agreement",  # whether routers send a new prompt to the same replica
     "bodies": "tests.benchmarks.bodies",  # how long other connections wait while a large body is handled
     "causes": "tests.benchmarks.causes",  # whether the right cause of a drop ranks first
@@ -45,6 +46,7 @@ BENCHMARKS = {
 # Benchmarks that run the router's code in this process run again, compiled, in another process, with these options.
 RUN_COMPILED = {"decision": (), "path": (), "quality": ("--speed",), "response_cache": ()}
 ON_DEMAND = {
+    "ablate",
     "event_gain",
     "kv_events",
     "literature",

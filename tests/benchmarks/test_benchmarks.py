@@ -22,7 +22,17 @@ from routing.schema import PrefixHashSettings, Settings
 from routing.types import Reason
 from telemetry.metrics.engine import read_replica
 from telemetry.models import BreakdownBin
-from tests.benchmarks import agreement, breakdown, event_gain, files, predictions, quality, response_cache, strategies
+from tests.benchmarks import (
+    ablate,
+    agreement,
+    breakdown,
+    event_gain,
+    files,
+    predictions,
+    quality,
+    response_cache,
+    strategies,
+)
 from tests.benchmarks.__main__ import NEEDS_DJANGO, main
 from tests.benchmarks.cores import can_be_split, core_of_its_own
 from tests.benchmarks.decision import SETTINGS, Router, chat_body
@@ -166,6 +176,26 @@ def test_a_limit_that_is_missed_is_named_and_fails_the_benchmark(
     with pytest.raises(SystemExit, match=r"chat, load 0\.5: session_affinity: mean 1\.30 x, p99 1\.40 x, overload"):
         main(["strategies", "--only", "chat"])
     assert capsys.readouterr().out.count("session_affinity") == len(strategies.LOADS)
+
+
+def test_each_part_of_the_rule_is_switched_off_alone_and_on_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    patches = [patch for patches in ablate.PARTS.values() for patch in patches]
+    before = [getattr(target, attribute) for target, attribute, _ in patches]
+    monkeypatch.setattr(ablate, "QUICK_REQUESTS", 1000)
+    monkeypatch.setattr(ablate, "ROUTERS", (1,))
+
+    assert main(["ablate", "--quick", "--only", "giant_group"]) == 0
+
+    assert [getattr(target, attribute) for target, attribute, _ in patches] == before
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    parts, rows = len(ablate.VARIANTS), {line[2:28].strip(): line[28:].split() for line in lines}
+    assert [line[2:28].strip() for line in lines] == ["nothing", *ablate.VARIANTS, *ablate.VARIANTS]
+    figures = {line[2:28].strip(): line[28:].split() for line in lines[: parts + 1]}
+    assert float(figures["rebalancing"][-1]) > 1.3 * float(figures["nothing"][-1])  # max/mean of requests
+    assert figures["common replica"] == figures["nothing"]  # behind one router there is none
+    assert rows["common replica"][-3:] == ["less", "than", "2%"]  # in the last table
 
 
 def test_a_request_that_begins_with_a_whole_prompt_continues_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
