@@ -19,7 +19,7 @@ from tests.benchmarks.builds import run_compiled
 
 BENCHMARKS = {
     "alerts": "tests.benchmarks.alerts",  # alerting as a classifier: detected drops, correct causes, false alarms
-    "ablate": "tests.benchmarks.ablate",  # what each part of lowest_cost buys
+    "ablate": "tests.benchmarks.ablate",  # what each part of lowest_cost saves
     "agreement": "tests.benchmarks.agreement",  # whether routers send a new prompt to the same replica
     "bodies": "tests.benchmarks.bodies",  # how long other connections wait while a large body is handled
     "causes": "tests.benchmarks.causes",  # whether the right cause of a drop ranks first

@@ -59,7 +59,7 @@ from routing.types import PrefixHash, Reason, TargetId
 
 CHOICES: Final = 3  # number of replicas that a next request is assumed to choose from
 STEP_S: Final = 0.005  # prefill time that a running request counts as: more moves short conversations too readily
-TIE_S: Final = 0.004  # of prefill time; less than a running request counts as, and less than the error of estimates
+TIE_S: Final = 0.003  # of prefill time; less than a running request counts as, and less than the error of estimates
 HIT: Final = Reason.HIT  # an enum's attributes are slow to look up
 TIE_RATIO: Final = 0.1  # of a prompt's own prefill, which is more than several running requests count as
 MAX_TIE_TOKENS: Final = 600.0
