@@ -423,6 +423,8 @@ class ReplicaBlocks:
         use, runs = Use(path, now_s), self.runs
         for run in path:
             if (before := runs.get(run)) is not None:
+                if before.path[before.first] is not run:
+                    self._evict_stranded(before, run)
                 before.first += 1  # a later use owns its first run
                 if before.first == len(before.path):
                     del self.uses[before]
@@ -437,6 +439,17 @@ class ReplicaBlocks:
             if self._uses_until_update < 0:
                 self._update_fast_since()
         return use
+
+    def _evict_stranded(self, use: Use, run: BlockRun) -> None:
+        """Evict what a use owns before a run: its blocks are in other runs of the prompt that has this run now.
+
+        That happens if the prefix of a running request was evicted, with a later use that owned it, and came back.
+        """
+        while (stranded := use.path[use.first]) is not run:
+            use.first += 1
+            del self.runs[stranded]
+            self.tokens -= stranded.tokens
+            self._index.remove(stranded, self.bit)
 
     def _update_fast_since(self) -> None:
         """Find the oldest use that the GPU cache still has: all later ones fit into its capacity."""

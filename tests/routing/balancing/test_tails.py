@@ -148,3 +148,22 @@ def test_shared_tokens_are_predicted_at_a_replica_with_a_shorter_cached_prefix_t
     match = residency.match(chain(4))
     assert match.tokens(residency.replica(A).bit, 40) == 40
     assert match.tokens(residency.replica(B).bit, 40) == 27
+
+
+def test_a_tail_whose_prefix_was_evicted_with_a_later_prompt_belongs_to_the_prompt_that_brings_it_back() -> None:
+    residency = residency_of(10_000)
+    turn(residency, 2, 1.0, cached=0, generated=0, salt=1)  # shows that the engine reports generated tokens
+    running = sent(residency, 11, 2.0)
+    running.set_running(is_running=True)
+    later = [*chain(10), 99]
+    residency.insert(A, later, 3.0)
+    residency.evict_before(A, 4.0)
+    assert predicted(residency, 11) == 0
+    residency.add_stored(A, chain(11), 5.0)
+
+    assert counts_agree(residency)
+    assert predicted(residency, 11) == 110
+    running.set_running(is_running=False)
+    residency.clear(A)
+    assert counts_agree(residency)
+    assert residency.replica(A).tokens == 0
