@@ -4,7 +4,8 @@ Replays in virtual time of seeded workloads, and of given traces, over 8 replica
 learnt or tuned part switched off, one at a time and all. Behind 1 router, and behind 4 that share nothing. Figures are
 ratios to the rule as it is with the same seed, the mean over the seeds and, of mean TTFT, its standard error. ``load``
 is max/mean of requests, not a ratio. The first tenth of the requests is left out. The last table has how much longer
-TTFT is without each part, where that is most, and in the geometric mean of all.
+TTFT is without each part, where that is most, and in the geometric mean of all; it stands in
+``routing/balancing/strategies/README.md``.
 
 A part without which neither mean nor p99 is 2 % longer anywhere is not worth its code. The interpreted router only:
 parts are switched off by replacing constants and methods.

@@ -38,7 +38,7 @@ from tests.benchmarks.cores import can_be_split, core_of_its_own
 from tests.benchmarks.decision import SETTINGS, Router, chat_body
 from tests.benchmarks.soak.verdict import Verdict
 from tests.benchmarks.telemetry import decisions, pages, replicas, scrape, storage
-from tests.compiled.package import named_modules
+from tests.compiled.package import ROOT, named_modules
 from tests.routing.standin.replica_process import ReplicaProcess, replica_process
 from tests.telemetry.lab.traces import traffic
 
@@ -203,6 +203,17 @@ def rows_of(text: str) -> dict[str, list[str]]:
     """Rows of tables in Markdown by their first cell."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
     return {first: rest for first, *rest in rows}
+
+
+def test_the_document_has_what_each_part_of_the_rule_saves() -> None:
+    rows = rows_of((ROOT / "routing/balancing/strategies/README.md").read_text())
+
+    assert rows[ablate.HEADER[0]] == list(ablate.HEADER[1:])
+    assert set(ablate.VARIANTS) <= set(rows)
+    for part in ("rebalancing", "expected hits by length"):
+        longer, name, routers = re.fullmatch(r"(\S+) in (\w+), (\d) routers?", rows[part][0]).groups()
+        found = ablate.ratios(name, int(routers), parts=[part])[part]
+        assert ablate.percent(mean(found.mean)) == longer
 
 
 def test_a_request_that_begins_with_a_whole_prompt_continues_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
