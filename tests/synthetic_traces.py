@@ -14,8 +14,11 @@ import random
 from array import array
 from collections.abc import Iterator
 
+from xxhash import xxh3_64_intdigest
+
 from routing.traffic.columns import Columns
 from routing.traffic.trace import BLOCK_TOKENS
+from routing.types import PrefixHash
 
 CHAT_RATE = 3.18  # requests/s
 CHAT_NEW = 0.645  # share of the requests that start a conversation
@@ -71,6 +74,35 @@ def _message(rng: random.Random) -> int:
     """Tokens of a user's next message."""
     median = 9000 if rng.random() < 0.25 else 450
     return int(min(40_000.0, rng.lognormvariate(math.log(median), 0.6)))
+
+
+# --- coding agents -----------------------------------------------------------------------------------
+
+
+def coding(requests: int, seed: int) -> Columns:
+    """Coding agents: one of 4 tool lists of 12,288 to 20,480 tokens, then turns of about 1,800 more, up to 125,000.
+
+    A new session begins every 25 s on average, and has about 9 turns, about 14 s apart.
+    """
+    rng = random.Random(f"{seed} coding")
+    columns, blocks = Columns(BLOCK_TOKENS), _Blocks()
+    tools = [(tokens, blocks.fresh(tokens // BLOCK_TOKENS)) for tokens in (12_288, 14_336, 18_432, 20_480)]
+    rows: list[tuple[float, int, int, array[int]]] = []
+    for start_s in poisson(rng, 1 / 25, requests):
+        if len(rows) >= 2 * requests:
+            break
+        at_s, (tokens, ids) = start_s, rng.choice(tools)
+        for _ in range(int(min(40.0, max(2.0, rng.lognormvariate(math.log(9), 0.8))))):
+            new = int(min(20_000.0, max(200.0, rng.lognormvariate(math.log(1800), 1.0))))
+            shared, tokens = ids[: tokens // BLOCK_TOKENS], tokens + new
+            if tokens > 125_000:
+                break
+            ids = shared + blocks.fresh(-(-tokens // BLOCK_TOKENS) - len(shared))
+            rows.append((at_s, tokens, int(min(2000.0, max(20.0, rng.lognormvariate(math.log(200), 0.9)))), ids))
+            at_s += 4 + rng.lognormvariate(math.log(10), 0.9)
+    for row in sorted(rows, key=lambda row: row[0])[:requests]:
+        columns.append(*row)
+    return columns
 
 
 # --- the literature's two workloads ------------------------------------------------------------------
@@ -254,6 +286,20 @@ def heavy_tails(requests: int, seed: int) -> Columns:
         question = min(40_000, int(100 * rng.paretovariate(1.1)))
         prompts.add(at_s, documents[int(600 * rng.random() ** 2)], question, 100)
     return prompts.columns
+
+
+def sessions_of(columns: Columns) -> list[PrefixHash]:
+    """A session key for each request: that of the last request whose whole prompt it begins with, else a new one."""
+    ends: dict[int, int] = {}  # last whole block of a prompt that nobody continued -> session
+    sessions = []
+    for number, (start, prompt_tokens) in enumerate(zip(columns.starts[:-1], columns.prompt_tokens, strict=True)):
+        whole = columns.ids[start : start + prompt_tokens // columns.block_tokens]
+        earlier = (ends.pop(block) for block in reversed(whole) if block in ends)
+        session = next(earlier, number)
+        sessions.append(PrefixHash(xxh3_64_intdigest(session.to_bytes(8))))
+        if whole:
+            ends[whole[-1]] = session
+    return sessions
 
 
 def poisson(rng: random.Random, rate: float, count: int) -> Iterator[float]:

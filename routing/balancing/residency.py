@@ -17,10 +17,11 @@ probably runs without prefix caching: nothing is expected there until a response
 
 Other routers. Several routers before the same replicas, and several workers of one router, each record only what
 they sent themselves. If responses report more cached tokens than were recorded, there are other routers. From then on
-each prompt has a *common replica*: the preferred replica that all routers compute alike (``BlockIndex.common_key_at``),
-so that they find each other's cached prefixes without communication. The router learns which share of the unrecorded
-tokens was cached at common replicas, and expects that share there of the next prompt. The share depends on the number
-of these tokens. It is learnt separately for prompts of which at most a popular beginning is recorded, and for others.
+each prompt has a *common replica*: the preferred replica that all routers compute alike, by the session's key or else
+by ``BlockIndex.common_key_at``, so that they find each other's cached prefixes without communication. The router learns
+which share of the unrecorded tokens was cached at common replicas, and expects that share there of the next prompt. The
+share depends on the number of these tokens. It is learnt separately for prompts of which at most a popular beginning is
+recorded, and for others.
 
 In a cost, each expected token counts as ``HIT_WEIGHT`` tokens; together they count at most as all unrecorded tokens. A
 prompt placed on another replica also costs later turns their cache hits, because other routers send them to the common

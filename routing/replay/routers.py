@@ -20,7 +20,7 @@ from routing.replay.fast_engine import FastEngine, FastEngineConfig, ModelledReq
 from routing.replay.routed import KeyIndex, StrategyPlacer
 from routing.schema import Settings
 from routing.traffic.columns import Columns
-from routing.types import Reason
+from routing.types import PrefixHash, Reason
 
 
 class Sharing(StrEnum):
@@ -99,8 +99,16 @@ class SeveralRouters:
 
 
 def router_placers(
-    settings: Settings, columns: Columns, config: FastEngineConfig, replicas: int, routers: int
+    settings: Settings,
+    columns: Columns,
+    config: FastEngineConfig,
+    replicas: int,
+    routers: int,
+    sessions: Sequence[PrefixHash] | None = None,
 ) -> list[StrategyPlacer]:
-    """``routers`` independent routers with one policy and ``replicas`` equal engines; UnsupportedInTracesError."""
-    keys = KeyIndex(settings, columns)
+    """``routers`` independent routers with one policy and ``replicas`` equal engines; UnsupportedInTracesError.
+
+    ``sessions``: the key of each request's session; None: requests have none.
+    """
+    keys = KeyIndex(settings, columns, sessions)
     return [StrategyPlacer(settings, columns, config, replicas, number, keys) for number in range(routers)]

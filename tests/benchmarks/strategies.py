@@ -26,8 +26,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xxhash import xxh3_64_intdigest
-
 from routing.balancing.strategies.registry import STRATEGIES
 from routing.replay.fast_engine import FastEngineConfig
 from routing.replay.replay import ReplayResult, replay, report
@@ -35,7 +33,7 @@ from routing.replay.routed import KeyIndex, StrategyPlacer
 from routing.schema import LeastLoadSettings, LowestCostSettings, ResidencySettings, SessionAffinitySettings, Settings
 from routing.types import PrefixHash
 from tests.benchmarks.quality import DIFFICULT, FAST_REPLICA, forest_of
-from tests.synthetic_traces import SMALL_BLOCK_TOKENS
+from tests.synthetic_traces import SMALL_BLOCK_TOKENS, sessions_of
 
 REPLICAS = 8
 PACES = 4  # tried until hit rate and pace agree
@@ -162,22 +160,11 @@ def _figures(cell: Cell, settings: Settings, pace: float) -> dict[str, Any]:
 
 def _replay(cell: Cell, settings: Settings, pace: float) -> ReplayResult:
     forest, engine = forest_of(cell.workload), ENGINES.get(cell.workload, CHAT_ENGINE)
-    keys = KeyIndex(settings, forest.columns, sessions_of(cell.workload))
+    keys = KeyIndex(settings, forest.columns, sessions_in(cell.workload))
     placer = StrategyPlacer(settings, forest.columns, engine, REPLICAS, keys=keys)
     return replay(forest, [engine] * REPLICAS, placer, pace)
 
 
 @cache
-def sessions_of(workload: str) -> list[PrefixHash]:
-    """The session of each request: that of the last request whose whole prompt it begins with, else a new one."""
-    columns = forest_of(workload).columns
-    ends: dict[int, int] = {}  # last whole block of a prompt that nobody continued -> session
-    sessions = []
-    for number, (start, prompt_tokens) in enumerate(zip(columns.starts[:-1], columns.prompt_tokens, strict=True)):
-        whole = columns.ids[start : start + prompt_tokens // columns.block_tokens]
-        earlier = (ends.pop(block) for block in reversed(whole) if block in ends)
-        session = next(earlier, number)
-        sessions.append(PrefixHash(xxh3_64_intdigest(session.to_bytes(8))))
-        if whole:
-            ends[whole[-1]] = session
-    return sessions
+def sessions_in(workload: str) -> list[PrefixHash]:
+    return sessions_of(forest_of(workload).columns)

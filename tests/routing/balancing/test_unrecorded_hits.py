@@ -20,10 +20,11 @@ BLOCK_TOKENS = 64
 class Keys:
     """A prompt of whole blocks."""
 
-    session = tier1 = tier2 = media = None
+    tier1 = tier2 = media = None
     block_tokens = BLOCK_TOKENS
 
-    def __init__(self, *chain: int) -> None:
+    def __init__(self, *chain: int, session: int | None = None) -> None:
+        self.session = None if session is None else PrefixHash(session)
         self.chain = [PrefixHash(hash_) for hash_ in chain]
         self.prompt_tokens = self.estimate = BLOCK_TOKENS * len(chain)
 
@@ -115,6 +116,29 @@ def test_conversations_with_a_popular_beginning_have_several_common_replicas() -
     common = {router.choose(Keys(*system, *prompt(number).chain)).target for number in range(100, 140)}
 
     assert len(common) > 4  # although all conversations begin with the same system prompt
+
+
+def test_with_a_session_key_all_turns_of_a_conversation_go_to_one_replica_whichever_router_gets_them() -> None:
+    """Without it, a router that has sent a few turns takes the first blocks of the conversation for popular ones."""
+
+    def replicas_per_conversation(*, with_keys: bool) -> float:
+        routers, chance, count = [Router(), Router()], random.Random("conversations"), 0
+        for router in routers:
+            router.learn_of_others()
+        for _ in range(8):
+            chain = [chance.getrandbits(64) for _ in range(240)]
+            session = chance.getrandbits(64) if with_keys else None
+            cached: dict[TargetId, int] = {}  # tokens of the conversation, by replica
+            for blocks in range(20, 240, 20):
+                turn, router = Keys(*chain[:blocks], session=session), chance.choice(routers)
+                target = router.choose(turn).target
+                assert router.send(turn, cached.get(target, 0)) == target
+                cached[target] = turn.prompt_tokens
+            count += len(cached)
+        return count / 8
+
+    assert replicas_per_conversation(with_keys=True) == 1.0
+    assert replicas_per_conversation(with_keys=False) > 1.0
 
 
 def test_expected_tokens_are_part_of_the_prediction_and_of_the_load() -> None:

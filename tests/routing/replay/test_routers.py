@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from routing.replay.routers import Arrivals, SeveralRouters, Sharing, router_pla
 from routing.schema import LowestCostSettings
 from routing.traffic.columns import Columns
 from routing.traffic.trace import read_columns
+from routing.types import PrefixHash
 from tests import synthetic_traces
 from tests.routing.simulation.test_reference import FOUND, NAME
 from tests.synthetic_traces import SMALL_BLOCK_TOKENS
@@ -41,20 +43,27 @@ WORKLOADS: dict[str, tuple[Callable[[], Columns], FastEngineConfig]] = {
 } | {"chat": (partial(synthetic_traces.chat, 3000, 1), FastEngineConfig(4000))}
 
 
-def hit_rate(
+def figures(
     columns: Columns,
     model: FastEngineConfig,
     routers: int,
     sharing: Sharing = Sharing.NONE,
     arrivals: Arrivals = Arrivals.RANDOM,
     event_delay_s: float = 0.0,
-) -> float:
-    """Token hit rate of ``lowest_cost`` on so many routers, in the second half of the requests."""
+    sessions: Sequence[PrefixHash] | None = None,
+    load: float = LOAD,
+) -> tuple[float, float]:
+    """Token hit rate and mean TTFT of ``lowest_cost`` on so many routers, in the second half of the requests."""
     forest = Forest(columns)
-    scale = LOAD * REPLICAS * model.prefill_rate / columns.offered_tokens_per_s()
-    placers = router_placers(LowestCostSettings(), columns, model, REPLICAS, routers)
+    scale = load * REPLICAS * model.prefill_rate / columns.offered_tokens_per_s()
+    placers = router_placers(LowestCostSettings(), columns, model, REPLICAS, routers, sessions)
     placer = SeveralRouters(placers, sharing, arrivals, event_delay_s)
-    return report(replay(forest, [model] * REPLICAS, placer, scale), columns, len(columns) // 2)["token_hit_rate"]
+    row = report(replay(forest, [model] * REPLICAS, placer, scale), columns, len(columns) // 2)
+    return row["token_hit_rate"], row["ttft_s"]["mean"]
+
+
+def hit_rate(columns: Columns, model: FastEngineConfig, routers: int, *sharing: Any, **options: Any) -> float:
+    return figures(columns, model, routers, *sharing, **options)[0]
 
 
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
@@ -94,6 +103,18 @@ def test_events_that_are_late_help_less() -> None:
 
     assert late < at_once
     assert never < at_once
+
+
+def test_two_routers_without_common_state_find_the_conversations_whose_session_keys_clients_send() -> None:
+    columns, model = synthetic_traces.coding(1500, 1), FastEngineConfig(1500)
+    sessions = synthetic_traces.sessions_of(columns)
+    single, unknown, known = (
+        figures(columns, model, routers, sessions=keys, load=1.5)
+        for routers, keys in ((1, sessions), (2, None), (2, sessions))
+    )
+
+    assert known[0] >= single[0] - 0.03
+    assert known[1] <= 1.5 * single[1] < unknown[1]
 
 
 def test_in_the_worst_case_a_request_arrives_at_a_router_that_does_not_know_its_prompt() -> None:
