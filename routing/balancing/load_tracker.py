@@ -15,8 +15,8 @@ The first byte of a response that is not streamed (a plain response) comes with 
 the prompt was prefilled. Such a request stops waiting at the earliest of three events: a later request gets its first
 token or its whole response; the request ends; or ``advance`` finds that its prefill is over at the measured rate.
 
-Where several processes share a port, each counts its own requests and regularly receives the sums of the others
-(``set_remote_load``), so that a load covers the whole replica.
+Where several routers or processes share replicas, each counts its own requests and regularly receives the sums of the
+others (``set_remote_load``), so that a load covers the whole replica.
 
 ``Load.recent`` counts recent requests, for balance where no request ever waits: a request counts half after
 ``RECENT_S``. Instead of reducing all older ones, a new request is added with more weight, ``request_weight``.
@@ -204,11 +204,11 @@ class Load:
     oldest_since_s: float = 0.0  # when it became the oldest
     plain_waiting: int = 0  # waiting requests whose responses are not streamed
     prefill: PrefillRate = field(default_factory=PrefillRate)
-    recent: float = 0.0  # recent requests of this process, multiplied by the tracker's ``request_weight``
+    recent: float = 0.0  # known recent requests, multiplied by the tracker's ``request_weight``
     dispatched: int = 0  # requests that this process has sent
     dispatched_tokens: int = 0  # estimated uncached prompt tokens of these
-    remote_running: int = 0  # part of ``running`` that other processes sent
-    remote_tokens: int = 0  # part of ``waiting_tokens`` that other processes sent
+    remote_running: int = 0  # part of ``running`` that other routers or processes sent
+    remote_tokens: int = 0  # part of ``waiting_tokens`` that they sent
     reports_details: bool = (
         False  # ``prompt_tokens_details`` have come from the engine: without them, nothing was cached
     )
@@ -447,12 +447,19 @@ class LoadTracker:
         self.next_due_s = prefill_ends[0][0] if prefill_ends else math.inf
 
     def set_remote_load(self, target: TargetId, running: int, waiting_tokens: int) -> None:
-        """Set the running requests and waiting tokens of other processes at a replica."""
+        """Set the running requests and waiting tokens of other routers or processes at a replica."""
         load = self.load(target)
         load.running += running - load.remote_running
         load.waiting_tokens += waiting_tokens - load.remote_tokens
         load.remote_running, load.remote_tokens = running, waiting_tokens
         self.record_change(load)
+
+    def count_remote_request(self, target: TargetId) -> None:
+        """Count a request that another router has sent to a replica as a recent one."""
+        now_s = self.clock()
+        if now_s > self._weight_valid_s:
+            self._update_weight(now_s)
+        self.load(target).recent += self.request_weight
 
     def forget_all_but(self, targets: Iterable[TargetId]) -> None:
         """Drop the loads of all other replicas at which no request runs."""

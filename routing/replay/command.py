@@ -74,13 +74,12 @@ def _simulate(options: argparse.Namespace, show_line: Callable[[str], None]) -> 
     forest = Forest(columns)
     reports = {}
     sharing, arrivals = Sharing(options.sharing), Arrivals(options.arrivals)
+    delay_s = None if options.delay_ms is None else options.delay_ms / 1000
     routers = {"routers": options.routers, "sharing": sharing.value, "arrivals": arrivals.value}
     for name, settings in policies.items():
         try:
             placers = router_placers(settings, columns, config, options.replicas, options.routers)
-            placer = (
-                placers[0] if len(placers) == 1 else SeveralRouters(placers, sharing, arrivals, options.event_delay_s)
-            )
+            placer = placers[0] if len(placers) == 1 else SeveralRouters(placers, sharing, arrivals, delay_s)
         except UnsupportedInTracesError as error:
             raise UsageError(f"{name}: {error}") from None
         report_progress = _progress_callback(show_line, f"{name}: {{}} of {len(columns)} requests")
@@ -210,8 +209,8 @@ def _parser() -> argparse.ArgumentParser:
         help="what routers learn of each other's requests (default %(default)s)")  # fmt: skip
     add("--arrivals", choices=[arrivals.value for arrivals in Arrivals], default="random",
         help="router that a request arrives at (default %(default)s); worst: one that knows least of it")  # fmt: skip
-    add("--event-delay-s", type=_non_negative_number, default=0.0, metavar="S",
-        help="seconds until all routers know what an engine stored (default %(default)s)")  # fmt: skip
+    add("--delay-ms", type=_non_negative_number, metavar="MS",
+        help="until all routers know what is shared (default: 0 with events, 50 with state)")  # fmt: skip
     add("--json", action="store_true", help="print one JSON object; for several policies, a list")
     return parser
 

@@ -27,6 +27,7 @@ from routing.balancing.strategies.strategy import MediaKey
 from routing.replay.block_runs import Forest, Run, RunPool, shared_path
 from routing.replay.fast_engine import FastEngine, FastEngineConfig, ModelledRequest
 from routing.schema import Boundary, ReplicaConfig, ResidencySettings, Settings, Tier1Settings
+from routing.sharing.view import OwnState, SharedView, Update
 from routing.traffic.columns import Columns
 from routing.types import BYTES_PER_TOKEN, PrefixHash, Reason, TargetId
 
@@ -190,9 +191,11 @@ class StrategyPlacer:
             block_tokens=config.block_tokens, run_tokens=max(RUN_TOKENS, RUN_BLOCKS * config.block_tokens)
         )
         self._residency = residency if isinstance(settings, ResidencySettings) else None
+        self._targets = [TargetId(replica.name) for replica in configs]
+        self.own_state = OwnState(self.loads, residency, self._targets)  # what it tells other routers
+        self.view = SharedView(self.loads, residency, self._targets)  # what they have told it
         self.keys = KeyIndex(settings, columns) if keys is None else keys
         self._index_by_name = {replica.name: number for number, replica in enumerate(configs)}
-        self._targets = [TargetId(replica.name) for replica in configs]
         modelled = GroupReplicas(configs, self.loads, seed, residency)
         self._strategy = build_strategy(settings, modelled, seed)
         self._counting_strategy = self._strategy if isinstance(self._strategy, AffinityGroups) else None
@@ -212,6 +215,16 @@ class StrategyPlacer:
         """The strategy's choice for the request with these keys now."""
         self._clock.now_s = now_s
         return self._strategy.choose(keys, self._candidates)
+
+    def take_update(self, now_s: float) -> Update | None:
+        """What this router tells the others now; None if nothing has changed."""
+        self._clock.now_s = now_s
+        return self.own_state.take(now_s)
+
+    def apply_update(self, router: int, sequence: int, update: Update, now_s: float) -> None:
+        """Use what another router has told."""
+        self._clock.now_s = now_s
+        self.view.apply(router.to_bytes(), sequence, update, now_s)
 
     def known_blocks(self, index: int) -> int:
         """Blocks of a request's prompt that this router estimates as cached at some replica; 0 without a residency."""

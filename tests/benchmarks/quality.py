@@ -35,6 +35,7 @@ from tests.synthetic_traces import (
     agents,
     bursts,
     chat,
+    coding,
     drifting,
     families,
     giant_group,
@@ -52,6 +53,7 @@ REPLICAS = (4, 8, 16)
 BLOCKS = (600, 4000, 16_000)
 LOAD = 0.7  # offered prompt tokens / what the replicas can prefill
 CHAT_REQUESTS = 5719
+CODING_REQUESTS = 2500
 LITERATURE_REQUESTS = 60_000
 WARM_UP = 0.2  # of the literature's requests, left out
 LITERATURE = ("round_robin", "prefix_hash", "cache_aware", "affinity_groups", "lowest_cost")
@@ -155,6 +157,7 @@ def forest_of(workload: str) -> Forest:
     """A workload, generated or read once per process."""
     makers: dict[str, Callable[[], Columns]] = {
         "chat": lambda: chat(CHAT_REQUESTS, seed=1),
+        "coding": lambda: coding(CODING_REQUESTS, seed=1),
         "hot_prefix": lambda: hot_prefix(LITERATURE_REQUESTS, seed=1),
         "session_pool": lambda: session_pool(LITERATURE_REQUESTS, seed=1),
     }

@@ -1,8 +1,9 @@
 """What several routers without common state lose: ``python -m tests.benchmarks routers [--trace FILE]``.
 
-Replays in virtual time of a chat, the workloads of the literature and seeded ones that are difficult to place, over 8
-replicas at 0.7 of their prefill capacity, by ``lowest_cost`` on 1, 2, 4 and 8 routers. ``none``: each router knows only
-its own requests. ``events``: each learns what every engine stores. Hit rates and mean TTFT also as ratios to those of a
+Replays in virtual time of a chat, coding agents, the workloads of the literature and seeded ones that are difficult to
+place, over 8 replicas at 0.7 of their prefill capacity (coding agents: 1.5), by ``lowest_cost`` on 1, 2, 4 and 8
+routers. ``none``: each router knows only its own requests. ``events``: each learns what every engine stores. ``state``:
+routers tell each other what they send, and know it 50 ms later. Hit rates and mean TTFT also as ratios to those of a
 single router; ``cv`` is the standard deviation of the requests of a replica divided by their mean. The last table has
 agents' sessions on 240 replicas; ``next turns`` are the hits of all requests but the first of each session.
 """
@@ -25,7 +26,7 @@ from routing.replay.routers import Arrivals, SeveralRouters, Sharing, router_pla
 from routing.schema import LowestCostSettings
 from routing.traffic.columns import Columns
 from tests.benchmarks.quality import DIFFICULT, FAST_REPLICA, LOAD, forest_of
-from tests.synthetic_traces import SMALL_BLOCK_TOKENS, agents
+from tests.synthetic_traces import SMALL_BLOCK_TOKENS, agents, sessions_of
 
 ROUTERS = (1, 2, 4, 8)
 REPLICAS = 8
@@ -41,10 +42,17 @@ class Workload:
     model: FastEngineConfig
     load: float | None = LOAD  # None: the workload's own pace
     replicas: int = REPLICAS
+    has_session_keys: bool = False
+
+    @property
+    def title(self) -> str:
+        return f"{Path(self.name).name}{', session keys' if self.has_session_keys else ''}"
 
 
 WORKLOADS = (
     Workload("chat", FastEngineConfig(4000)),
+    Workload("coding", FastEngineConfig(1500), 1.5),
+    Workload("coding", FastEngineConfig(1500), 1.5, has_session_keys=True),
     Workload("hot_prefix", FastEngineConfig(22_000, **FAST_REPLICA), None),
     Workload("session_pool", FastEngineConfig(27_500, **FAST_REPLICA), None),
     *(Workload(name, SMALL_BLOCKS) for name in DIFFICULT),
@@ -76,7 +84,7 @@ def lines_of(workload: Workload, arrivals: Arrivals) -> list[str]:
     for routers, sharing in cases():
         row = report(run(workload, forest, routers, sharing, arrivals), forest.columns)
         single = single or row
-        lines.append(line_of(f"{Path(workload.name).name:<16.16} {routers} {sharing:<6}", row, single))
+        lines.append(line_of(f"{workload.title:<16.16} {routers} {sharing:<6}", row, single))
     return lines
 
 
@@ -94,7 +102,8 @@ def run(
     columns, scale = forest.columns, 1.0
     if workload.load is not None:
         scale = workload.load * workload.replicas * workload.model.prefill_rate / columns.offered_tokens_per_s()
-    placers = router_placers(LowestCostSettings(), columns, workload.model, workload.replicas, routers)
+    sessions = sessions_of(columns) if workload.has_session_keys else None
+    placers = router_placers(LowestCostSettings(), columns, workload.model, workload.replicas, routers, sessions)
     placer = SeveralRouters(placers, sharing, arrivals) if routers > 1 else placers[0]
     return replay(forest, [workload.model] * workload.replicas, placer, scale)
 

@@ -139,7 +139,7 @@ ROUTERS_TABLE = Table(
         "1 router: hit %, mean TTFT, CoV",
         *(f"`{sharing}`: {count}" for sharing in Sharing for count in routers.ROUTERS[1:]),
     ),
-    {f"`{workload.name}`": partial(_routers_row, workload) for workload in routers.WORKLOADS},
+    {f"`{workload.title}`": partial(_routers_row, workload) for workload in routers.WORKLOADS},
 )
 
 REPLAY_TABLES = (CHAT_TABLE, LITERATURE_TABLE, DIFFICULT_TABLE, ROUTERS_TABLE)

@@ -221,14 +221,15 @@ def test_a_long_run_shows_its_progress_only_on_a_terminal(tmp_path: Path) -> Non
     assert shown.endswith(b"\r\x1b[K")
 
 
-def test_several_routers_place_all_requests_and_are_named_in_the_report(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sharing", ["events", "state"])
+def test_several_routers_place_all_requests_and_are_named_in_the_report(run: Run, tmp_path: Path, sharing: str) -> None:
     (tmp_path / "policy.json").write_text('{"strategy": "lowest_cost"}')
 
-    status, out, err = run(json=True, routers=3, sharing="events", arrivals="worst", event_delay_s=0.5)
+    status, out, err = run(json=True, routers=3, sharing=sharing, arrivals="worst", delay_ms=500)
 
     report = json.loads(out)
     assert (status, err) == (0, "")
-    assert (report["routers"], report["sharing"], report["arrivals"]) == (3, "events", "worst")
+    assert (report["routers"], report["sharing"], report["arrivals"]) == (3, sharing, "worst")
     assert sum(report["reasons"].values()) == report["requests"] == 4
     counts = [replica["requests"] for replica in report["replicas"]]
     assert report["load_cv"] == pytest.approx(abs(counts[0] - counts[1]) / sum(counts))
@@ -246,9 +247,9 @@ def test_one_router_is_the_default(run: Run) -> None:
         ({"routers": 0}, "--routers: '0' is not a whole number from 1 to 64"),
         ({"routers": 65}, "--routers: '65' is not a whole number from 1 to 64"),
         ({"routers": "two"}, "--routers: 'two' is not a whole number from 1 to 64"),
-        ({"sharing": "gossip"}, "--sharing: invalid choice: 'gossip' .*none.*events"),
+        ({"sharing": "gossip"}, "--sharing: invalid choice: 'gossip' .*none.*events.*state"),
         ({"arrivals": "best"}, "--arrivals: invalid choice: 'best' .*random.*worst"),
-        ({"event_delay_s": -1}, "--event-delay-s: '-1' is not a number from 0 to 1e9"),
+        ({"delay_ms": -1}, "--delay-ms: '-1' is not a number from 0 to 1e9"),
     ],
 )
 def test_an_error_names_the_option_of_routers_and_its_values(

@@ -49,7 +49,7 @@ def figures(
     routers: int,
     sharing: Sharing = Sharing.NONE,
     arrivals: Arrivals = Arrivals.RANDOM,
-    event_delay_s: float = 0.0,
+    delay_s: float | None = None,
     sessions: Sequence[PrefixHash] | None = None,
     load: float = LOAD,
 ) -> tuple[float, float]:
@@ -57,7 +57,7 @@ def figures(
     forest = Forest(columns)
     scale = load * REPLICAS * model.prefill_rate / columns.offered_tokens_per_s()
     placers = router_placers(LowestCostSettings(), columns, model, REPLICAS, routers, sessions)
-    placer = SeveralRouters(placers, sharing, arrivals, event_delay_s)
+    placer = SeveralRouters(placers, sharing, arrivals, delay_s)
     row = report(replay(forest, [model] * REPLICAS, placer, scale), columns, len(columns) // 2)
     return row["token_hit_rate"], row["ttft_s"]["mean"]
 
@@ -97,7 +97,7 @@ def test_events_that_are_late_help_less() -> None:
     make, model = WORKLOADS["families"]
     columns = make()
     at_once, late, never = (
-        hit_rate(columns, model, 8, sharing, event_delay_s=delay_s)
+        hit_rate(columns, model, 8, sharing, delay_s=delay_s)
         for sharing, delay_s in ((Sharing.EVENTS, 0.0), (Sharing.EVENTS, 600.0), (Sharing.NONE, 0.0))
     )
 
@@ -115,6 +115,31 @@ def test_two_routers_without_common_state_find_the_conversations_whose_session_k
 
     assert known[0] >= single[0] - 0.03
     assert known[1] <= 1.5 * single[1] < unknown[1]
+
+
+@pytest.mark.parametrize("name", ["agents", "chat", "families", "mixed_lengths", "tides"])
+def test_routers_that_share_their_state_place_requests_as_one_does(name: str) -> None:
+    make, model = WORKLOADS[name]
+    columns = make()
+    single, shared, unshared = (
+        figures(columns, model, routers, sharing)
+        for routers, sharing in ((1, Sharing.NONE), (4, Sharing.STATE), (4, Sharing.NONE))
+    )
+
+    assert shared[0] == pytest.approx(single[0], abs=0.01)
+    assert shared[1] <= 1.1 * single[1]
+    assert shared[1] < unshared[1]
+
+
+def test_state_that_is_shared_late_helps_less() -> None:
+    make, model = WORKLOADS["mixed_lengths"]
+    columns = make()
+    at_once, late, never = (
+        figures(columns, model, 8, sharing, delay_s=delay_s)[1]
+        for sharing, delay_s in ((Sharing.STATE, 0.02), (Sharing.STATE, 1.0), (Sharing.NONE, 0.0))
+    )
+
+    assert at_once < late < never
 
 
 def test_in_the_worst_case_a_request_arrives_at_a_router_that_does_not_know_its_prompt() -> None:

@@ -1,0 +1,1 @@
+"""Routers that share what they know: queued work and placed prompts, through a Redis-compatible server."""

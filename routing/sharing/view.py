@@ -1,0 +1,223 @@
+"""The shared view of a router: what it tells its peers of its own requests, and what peers have told it of theirs.
+
+Theory of operation. Each router publishes its own queued work and running requests at each target, as absolute values,
+so that a lost update is repaired by the next one; and the prompts that it has sent, as their chains of block hashes. A
+router decides by the sum of its own exact loads and the last values of its peers, and by a residency index with the
+prompts of all. So its own decisions count at once, those of others after the delay of an update.
+
+Values are published when they change. While a prompt is being prefilled its remaining tokens fall all the time; that is
+published once it makes a difference of ``PROGRESS_S``. A *whole* update has all loads above zero, and replaces what the
+router has said before: it is sent at least every ``WHOLE_S``, and tells at the same time that the router is alive. A
+peer that was not heard of for ``SILENT_S``, by this router's own clock, counts as nothing.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable
+from math import inf
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from routing.balancing.block_index import Chain
+from routing.balancing.load_tracker import LoadTracker
+from routing.balancing.residency import Residency
+from routing.types import TargetId
+
+PERIOD_S: Final = 0.025  # between updates while there is something to tell
+WHOLE_S: Final = 0.3  # between whole updates: a peer misses two of them before this router counts as silent
+SILENT_S: Final = 1.0
+PROGRESS_S: Final = 0.1  # of prefill, at the target's measured rate
+MAX_PEERS: Final = 64  # remembered; beyond that the one that was silent for longest is forgotten
+HASH_BYTES: Final = 8
+MAX_HASHES_BYTES: Final = HASH_BYTES * 2048  # of the longest chain
+PLACED_BYTES: Final = 32  # of a prompt in an update, besides its hashes
+
+Name = Annotated[str, Meta(max_length=128)]
+Running = Annotated[int, Meta(ge=0, le=1_000_000)]
+Tokens = Annotated[int, Meta(ge=0, le=1 << 40)]
+BlockTokens = Annotated[int, Meta(ge=1, le=65_536)]
+Hashes = Annotated[bytes, Meta(max_length=MAX_HASHES_BYTES)]
+
+
+class Update(Struct, array_like=True):
+    """What one router tells the others at one time. Nothing in it reveals any text: hashes are keyed."""
+
+    is_whole: bool  # ``loads`` are all loads above zero; else those that changed
+    loads: dict[Name, tuple[Running, Tokens]]  # by target: running requests, and tokens that wait for their prefill
+    placed: list[tuple[Name, BlockTokens, Hashes]]  # target, estimated tokens of a block, block hashes of a prompt
+
+
+class OwnState:
+    """What this router tells its peers."""
+
+    def __init__(self, loads: LoadTracker, residency: Residency, targets: Iterable[TargetId] = ()) -> None:
+        self._loads = loads
+        self._residency = residency
+        self._targets = set(targets)
+        self._position: int | None = None  # in the load tracker's journal; None: everything has changed
+        self._waiting: set[TargetId] = set()  # targets at which a prompt of this router is being prefilled
+        self._told: dict[TargetId, tuple[int, int, int]] = {}  # running, waiting tokens without progress, and with it
+        self.is_told_placements = False
+        self.not_told = 0  # prompts that were left out because an update would have become too large
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether loads fall without any event: a prompt of this router is being prefilled."""
+        return bool(self._waiting)
+
+    def configure(self, targets: Iterable[TargetId]) -> None:
+        """Tell the loads of these targets from now on."""
+        self._targets = set(targets)
+        self._told = {name: told for name, told in self._told.items() if name in self._targets}
+        self._position = None
+
+    def set_told(self, *, is_told: bool) -> None:
+        """Whether prompts that are sent from now on are collected for the next update: whether there are peers."""
+        if is_told is not self.is_told_placements:
+            self.is_told_placements = is_told
+            self._residency.placed = [] if is_told else None
+            self._position = None
+
+    def take(self, now_s: float, *, is_whole: bool = False, max_bytes: float = inf) -> Update | None:
+        """What changed since the last update, prompts only as far as they fit; None if nothing did."""
+        loads = self._loads
+        loads.advance(now_s)
+        changes = None if self._position is None or is_whole else loads.changes_since(self._position)
+        self._position = loads.position
+        names = self._targets if changes is None else self._waiting | {load.target for load in changes} & self._targets
+        self._waiting = set()
+        told: dict[str, tuple[int, int]] = {}
+        for name in names:
+            values = self._values(name, now_s, is_whole=is_whole)
+            if values is not None:
+                told[name] = values
+        placed = self._take_placed(max_bytes)
+        return Update(is_whole, told, placed) if told or placed or is_whole else None
+
+    def _values(self, name: TargetId, now_s: float, *, is_whole: bool) -> tuple[int, int] | None:
+        """Running requests and waiting tokens of this router at a target; None if there is nothing new to tell."""
+        load = self._loads.load(name)
+        running, waiting = load.running - load.remote_running, load.waiting_tokens - load.remote_tokens
+        remaining = max(0, int(load.remaining_tokens(now_s)) - load.remote_tokens)
+        if load.waiting:
+            self._waiting.add(name)
+        before = self._told.get(name, (0, 0, 0))
+        progress = abs(before[2] - remaining)
+        has_changed = before[:2] != (running, waiting) or progress >= PROGRESS_S * load.prefill.tokens_per_s
+        if has_changed or is_whole:
+            self._told[name] = (running, waiting, remaining)
+        if not is_whole:
+            return (running, remaining) if has_changed else None
+        return (running, remaining) if running or remaining else None
+
+    def _take_placed(self, max_bytes: float) -> list[tuple[str, int, bytes]]:
+        placed = self._residency.placed
+        if not placed:
+            return []
+        self._residency.placed = []
+        taken: list[tuple[str, int, bytes]] = []
+        for target, block_tokens, chain in placed:
+            max_bytes -= PLACED_BYTES + HASH_BYTES * len(chain)
+            if max_bytes < 0:
+                self.not_told += len(placed) - len(taken)
+                break
+            taken.append((target, block_tokens, array("Q", chain).tobytes()))
+        return taken
+
+
+class Peer:
+    """Another router, as known from its updates."""
+
+    __slots__ = ("is_counted", "loads", "seen_s", "sequence")
+
+    def __init__(self) -> None:
+        self.sequence = -1  # of its last update
+        self.seen_s = 0.0  # when that arrived, by this router's clock
+        self.loads: dict[str, tuple[int, int]] = {}
+        self.is_counted = False  # not silent
+
+
+class SharedView:
+    """What all peers have told, applied to this router's loads and residency."""
+
+    def __init__(self, loads: LoadTracker, residency: Residency, targets: Iterable[TargetId] = ()) -> None:
+        self._loads = loads
+        self._residency = residency
+        self._targets = set(targets)
+        self.peers: dict[bytes, Peer] = {}  # by the identity of a router's process
+        self.lost = 0  # updates of peers that never arrived
+        self.placed = 0  # prompts of peers that were added to the residency
+
+    @property
+    def counted(self) -> int:
+        """Peers that are not silent."""
+        return sum([peer.is_counted for peer in self.peers.values()])
+
+    def configure(self, targets: Iterable[TargetId]) -> None:
+        """Use what peers say of these targets; call before the loads of others are forgotten."""
+        before, self._targets = self._targets, set(targets)
+        for name in before - self._targets:
+            self._loads.set_remote_load(name, 0, 0)
+        self._sum(self._targets - before)
+
+    def apply(self, identity: bytes, sequence: int, update: Update, now_s: float) -> bool:
+        """Use a peer's update; False if a later one was used before."""
+        peer = self.peers.get(identity)
+        if peer is None:
+            peer = self._add(identity)
+        if sequence <= peer.sequence:
+            return False
+        if peer.sequence >= 0:
+            self.lost += sequence - peer.sequence - 1
+        peer.sequence, peer.seen_s = sequence, now_s
+        changed: set[str] = set(update.loads)
+        if not peer.is_counted:  # what it said before its silence is outdated
+            peer.is_counted, peer.loads = True, {}
+        if update.is_whole:
+            changed |= peer.loads.keys()
+            peer.loads = update.loads
+        else:
+            peer.loads.update(update.loads)
+        for name, block_tokens, hashes in update.placed:
+            if (target := TargetId(name)) in self._targets and not len(hashes) % HASH_BYTES:
+                self._residency.insert_remote(target, _chain(hashes), now_s, block_tokens)
+                self._loads.count_remote_request(target)
+                self.placed += 1
+        self._sum(changed)
+        return True
+
+    def expire(self, now_s: float, *, is_connected: bool = True) -> None:
+        """Stop counting the peers that are silent; all of them if this router is not connected to the others."""
+        for peer in self.peers.values():
+            if peer.is_counted and (now_s - peer.seen_s > SILENT_S or not is_connected):
+                peer.is_counted = False
+                self._sum(peer.loads)
+
+    def _add(self, identity: bytes) -> Peer:
+        if len(self.peers) >= MAX_PEERS:
+            longest_silent = min(self.peers, key=lambda known: self.peers[known].seen_s)
+            peer = self.peers.pop(longest_silent)
+            self._sum(peer.loads)
+        peer = self.peers[identity] = Peer()
+        return peer
+
+    def _sum(self, names: Collection[str]) -> None:
+        """Set the remote loads of these targets to the sums over the peers that count."""
+        for name in names:
+            target = TargetId(name)
+            if target not in self._targets:
+                continue
+            running = waiting = 0
+            for peer in self.peers.values():
+                if peer.is_counted and (values := peer.loads.get(name)) is not None:
+                    running += values[0]
+                    waiting += values[1]
+            self._loads.set_remote_load(target, running, waiting)
+
+
+def _chain(hashes: bytes) -> Chain:
+    chain = array("Q")
+    chain.frombytes(hashes)
+    return chain

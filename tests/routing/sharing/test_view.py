@@ -1,0 +1,281 @@
+"""What routers tell each other, and what they make of it."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from itertools import pairwise
+
+import msgspec
+import pytest
+
+from routing.balancing import residency as residency_module
+from routing.balancing.load_tracker import LoadTracker, Ticket
+from routing.balancing.residency import Residency
+from routing.sharing.messages import Message, Seal
+from routing.sharing.view import HASH_BYTES, MAX_PEERS, PLACED_BYTES, SILENT_S, OwnState, SharedView, Update
+from routing.types import TargetId
+
+A, B, ELSEWHERE = TargetId("a"), TargetId("b"), TargetId("elsewhere")
+SECRET = "5e" * 16
+RATE = 8000.0  # tokens/s that are assumed until one is measured
+
+
+def chain(seed: int, blocks: int = 4) -> array[int]:
+    chance = random.Random(seed)
+    return array("Q", [chance.getrandbits(64) for _ in range(blocks)])
+
+
+class Router:
+    """The shared part of one router, with a clock of its own."""
+
+    def __init__(self, started_s: float = 0.0) -> None:
+        self.now_s = started_s
+        self.loads = LoadTracker(lambda: self.now_s)
+        self.residency = Residency(64)
+        for target in (A, B):
+            self.residency.add_replica(target)
+        self.own = OwnState(self.loads, self.residency, [A, B])
+        self.own.set_told(is_told=True)
+        self.view = SharedView(self.loads, self.residency, [A, B])
+
+    def send(self, target: TargetId, tokens: int, prompt: array[int] | None = None) -> Ticket:
+        prompt = chain(tokens) if prompt is None else prompt
+        record = self.residency.insert(target, prompt, self.now_s)
+        return self.loads.dispatch(target, tokens, record)
+
+    def take(self, *, is_whole: bool = False) -> Update | None:
+        return self.own.take(self.now_s, is_whole=is_whole)
+
+    def seen(self, target: TargetId) -> tuple[int, int]:
+        load = self.loads.load(target)
+        return load.running, load.waiting_tokens
+
+
+def tell(sender: Router, receiver: Router, sequence: int, *, is_whole: bool = False) -> None:
+    update = sender.take(is_whole=is_whole)
+    assert update is not None
+    assert receiver.view.apply(b"sender", sequence, update, receiver.now_s)
+
+
+def test_a_router_adds_the_loads_of_its_peers_to_its_own() -> None:
+    one, other, third = Router(), Router(started_s=600.0), Router(started_s=90_000.0)
+    one.send(A, 1000)
+    other.send(A, 500)
+    third.send(B, 70)
+
+    one.view.apply(b"other", 1, other.take(), one.now_s)
+    one.view.apply(b"third", 1, third.take(), one.now_s)
+
+    assert one.seen(A) == (2, 1500)
+    assert one.seen(B) == (1, 70)
+    assert one.take().loads == {"a": (1, 1000)}  # its own part only
+
+
+def test_a_first_token_and_an_end_reach_the_peers() -> None:
+    one, other = Router(), Router()
+    ticket = one.send(A, 1000)
+    tell(one, other, 1)
+    ticket.record_first_byte()
+    tell(one, other, 2)
+    while_decoding = other.seen(A)
+    ticket.end()
+    tell(one, other, 3)
+
+    assert (while_decoding, other.seen(A)) == ((1, 0), (0, 0))
+    assert one.take() is None
+
+
+def test_progress_of_a_prefill_is_told_in_steps() -> None:
+    one = Router()
+    one.send(A, 8000)
+    told = []
+    for _ in range(100):  # 10 ms each
+        if (update := one.take()) is not None and update.loads:
+            told.append(update.loads["a"][1])
+        one.now_s += 0.010
+
+    assert told[0] == 8000
+    assert all(earlier - later >= 0.1 * RATE for earlier, later in pairwise(told))
+    assert 8 <= len(told) <= 11
+
+
+def test_a_peer_knows_the_prompts_that_others_have_sent() -> None:
+    one, other, prompt = Router(), Router(), chain(1, 20)
+    one.send(B, 1280, prompt)
+    bit = other.residency.replica(B).bit
+
+    assert other.residency.match(prompt).blocks == 0
+    tell(one, other, 1)
+
+    assert other.residency.match(prompt).levels == [(20, bit, 20 * 64)]
+    assert other.loads.load(B).recent == other.loads.request_weight
+    assert other.residency.placed == []  # only the router that has sent a prompt tells of it
+
+
+def test_a_router_without_peers_collects_no_prompts() -> None:
+    one = Router()
+    one.own.set_told(is_told=False)
+    one.send(A, 100)
+
+    assert one.residency.placed is None
+    assert one.take(is_whole=True) == Update(True, {"a": (1, 100)}, [])
+
+
+def test_prompts_that_do_not_fit_are_left_out_and_loads_are_not() -> None:
+    one = Router()
+    for number in range(3):
+        one.send(A, 100, chain(number, 10))
+
+    update = one.own.take(0.0, max_bytes=2 * (PLACED_BYTES + 10 * HASH_BYTES))
+
+    assert update.loads == {"a": (3, 300)}
+    assert len(update.placed) == 2
+    assert one.own.not_told == 1
+    assert one.residency.placed == []
+
+
+def test_prompts_that_wait_for_a_publisher_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(residency_module, "MAX_PLACED", 3)
+    one = Router()
+    for number in range(5):
+        one.send(A, 100, chain(number))
+
+    assert len(one.residency.placed) == 3
+
+
+def test_a_lost_update_is_repaired_by_the_next_whole_one() -> None:
+    one, other = Router(), Router()
+    ticket = one.send(A, 1000)
+    tell(one, other, 1)
+    ticket.end()
+    one.take()  # sequence 2 is lost
+    one.send(B, 7)
+    tell(one, other, 3)
+    before = other.seen(A)
+    tell(one, other, 4, is_whole=True)
+
+    assert before == (1, 1000)
+    assert other.seen(A) == (0, 0)
+    assert other.seen(B) == (1, 7)
+    assert other.view.lost == 1
+
+
+def test_an_update_that_is_repeated_or_late_is_ignored() -> None:
+    one, other = Router(), Router()
+    one.send(A, 1000)
+    first = one.take()
+    one.send(A, 500)
+    second = one.take()
+    assert other.view.apply(b"one", 8, second, 0.0)
+
+    assert not other.view.apply(b"one", 7, first, 0.0)
+    assert not other.view.apply(b"one", 8, second, 0.0)
+    assert other.seen(A) == (2, 1500)
+    assert other.view.placed == 1
+
+
+def test_a_silent_peer_does_not_count_until_it_is_heard_again() -> None:
+    one, other = Router(), Router()
+    one.send(A, 1000)
+    other.send(A, 30)
+    tell(one, other, 1)
+    other.now_s = SILENT_S
+    other.view.expire(other.now_s)
+    just_before = other.seen(A)
+    other.now_s += 0.01
+    other.view.expire(other.now_s)
+    silent, counted = other.seen(A), other.view.counted
+    tell(one, other, 2, is_whole=True)
+
+    assert just_before == (2, 1030)
+    assert (silent, counted) == ((1, 30), 0)
+    assert other.seen(A) == (2, 1030)
+
+
+def test_a_router_that_is_cut_off_counts_no_peer() -> None:
+    one, other = Router(), Router()
+    one.send(A, 1000)
+    tell(one, other, 1)
+
+    other.view.expire(other.now_s, is_connected=False)
+
+    assert other.seen(A) == (0, 0)
+
+
+def test_peers_with_another_configuration_share_what_both_have() -> None:
+    one, other = Router(), Router()
+    one.residency.add_replica(ELSEWHERE)
+    one.own.configure([A, ELSEWHERE])
+    one.send(A, 10)
+    one.send(ELSEWHERE, 20)
+    tell(one, other, 1)
+
+    assert other.seen(A) == (1, 10)
+    assert len(other.loads) == 1
+    assert other.view.placed == 1
+    assert other.residency.replica(ELSEWHERE) is None
+
+
+def test_a_new_configuration_counts_what_peers_have_told_of_its_targets() -> None:
+    one, other = Router(), Router()
+    one.send(A, 10)
+    one.send(B, 20)
+    tell(one, other, 1)
+    other.view.configure([B])
+    without = other.seen(A)
+    other.view.configure([A, B])
+
+    assert (without, other.seen(A), other.seen(B)) == ((0, 0), (1, 10), (1, 20))
+
+
+def test_the_number_of_remembered_peers_is_bounded() -> None:
+    router = Router()
+    for number in range(3 * MAX_PEERS):
+        router.now_s += 0.001
+        router.view.apply(number.to_bytes(8), 1, Update(True, {"a": (1, 5)}, []), router.now_s)
+
+    assert len(router.view.peers) == MAX_PEERS
+    assert router.seen(A) == (MAX_PEERS, 5 * MAX_PEERS)
+
+
+def test_a_sealed_message_can_be_opened_by_routers_with_the_same_secret_only() -> None:
+    message = Message(b"identity", 7, Update(True, {"a": (1, 2)}, [("a", 64, chain(1).tobytes())]))
+    seal = Seal(SECRET)
+    data = seal.close(message)
+
+    assert Seal(SECRET).open(data) == message
+    assert Seal("00" * 16).open(data) is None
+    assert Seal("00" * 16).channel != seal.channel
+    assert SECRET.encode() not in data + seal.channel
+
+
+def test_a_changed_message_is_not_opened() -> None:
+    seal, chance = Seal(SECRET), random.Random("changes")
+    data = seal.close(Message(b"identity", 7, Update(False, {}, [])))
+    for at in range(len(data)):
+        changed = data[:at] + bytes([data[at] ^ (1 << chance.randrange(8))]) + data[at + 1 :]
+        assert seal.open(changed) is None
+        assert seal.open(data[:at]) is None
+    for size in range(64):
+        assert seal.open(chance.randbytes(size)) is None
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        [True, {"a": (-1, 0)}, []],
+        [True, {"a": (1, -5)}, []],
+        [True, {"a": 3}, []],
+        [True, {}, [["a", 0, b""]]],
+        [True, {}, [["a", 64, bytes(8 * 2049)]]],
+        {"a": 1},
+        None,
+    ],
+)
+def test_an_update_of_another_shape_is_not_opened(update: object) -> None:
+    seal = Seal(SECRET)
+    data = seal.close(Message(b"identity", 1, update))
+
+    assert seal.open(data) is None
+    assert msgspec.msgpack.encode(update)  # it was a message
