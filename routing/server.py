@@ -36,7 +36,7 @@ from routing.process import (
 )
 from routing.proxy.config_store import LastKnownGood, NackError, RetryLaterError, Signatures
 from routing.proxy.router import Router
-from routing.settings import ServeSettings, SettingsError, cache_store, read_settings
+from routing.settings import ServeSettings, SettingsError, cache_store, read_settings, state_exchange
 from routing.singleprocess import SingleProcess
 
 logger = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ def data_plane(settings: ServeSettings) -> DataPlane:
 def new_router(settings: ServeSettings) -> Router:
     """The router of a single process."""
     files, signatures = LastKnownGood(settings.state_dir), Signatures(settings.config_keys)
-    return Router(settings.name, files, Tls(settings.tls), signatures, cache_store())
+    return Router(settings.name, files, Tls(settings.tls), signatures, cache_store(), state_exchange())
 
 
 @asynccontextmanager

@@ -20,12 +20,14 @@ from routing.schema import KEY_HEX, NAME, ConfigError, check_base_url, is_loopba
 
 if TYPE_CHECKING:
     from routing.response_cache.store import Store
+    from routing.sharing.exchange import Exchange
 
 MAX_WORKERS = 64
 MAX_FALLBACKS = 8
 DEFAULT_FALLBACKS = 2  # as ``retries`` of the limits
 CONFIG_KEYS = "WARMPATH_ROUTER_CONFIG_KEYS"
 CACHE_URL = "WARMPATH_ROUTER_CACHE_URL"
+STATE_URL = "WARMPATH_ROUTER_STATE_URL"
 
 _PEM_FILES = (  # flag, environment variable, help text
     ("--tls-cert", "WARMPATH_ROUTER_TLS_CERT_FILE", "the data port's certificate and its chain"),
@@ -84,6 +86,7 @@ def _settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Serv
     token = from_environment(environ, "WARMPATH_ROUTER_ADMIN_TOKEN")
     _check(arguments, token)
     cache_store(environ)  # SettingsError for an invalid URL
+    state_exchange(environ)
     data_dir = Path(from_environment(environ, "WARMPATH_DATA_DIR") or ".warmpath")
     return ServeSettings(
         name=name,
@@ -113,8 +116,26 @@ def cache_store(environ: Mapping[str, str] = os.environ) -> Store | None:
 
     try:
         return Store(url)
-    except ValueError:  # whose text may contain a password
-        raise SettingsError(f"{CACHE_URL}: expected redis://, rediss:// or unix:// and a host or path") from None
+    except ValueError:
+        raise _invalid_url(CACHE_URL) from None
+
+
+def state_exchange(environ: Mapping[str, str] = os.environ) -> Exchange | None:
+    """The exchange with other routers at ``WARMPATH_ROUTER_STATE_URL``; None if that is not set. SettingsError."""
+    url = from_environment(environ, STATE_URL)
+    if url is None:
+        return None
+    from routing.sharing.exchange import Exchange  # noqa: PLC0415 - a router that is alone does not need it
+
+    try:
+        return Exchange(url)
+    except ValueError:
+        raise _invalid_url(STATE_URL) from None
+
+
+def _invalid_url(name: str) -> SettingsError:
+    """The error without the URL, which may contain a password."""
+    return SettingsError(f"{name}: expected redis://, rediss:// or unix:// and a host or path")
 
 
 def _check(arguments: argparse.Namespace, token: str | None) -> None:

@@ -549,6 +549,8 @@ class RouterView:
         if router.services.tracer is not None:
             yield from router.services.tracer.lines()
         yield from router.services.all_response_caches.lines()
+        if router.state_exchange is not None:
+            yield from router.state_exchange.lines()
         yield from self._token_ratio_lines()
         yield from self._saturation_lines()
         yield from _replica_lines(replicas)

@@ -35,6 +35,7 @@ class Background(StrEnum):
     LOADS = "loads"  # exchanges loads among workers
     KV_EVENTS = "kv_events"  # takes KV cache events of replicas
     RESIDENCY = "residency"  # saves the residency index
+    SHARING = "sharing"  # exchanges state with other routers
     LIMITS = "limits"  # admits requests to permits that another worker has released
 
 

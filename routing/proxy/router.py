@@ -47,6 +47,7 @@ from routing.upstream.pool import Address, ConnectionPool
 
 if TYPE_CHECKING:
     from routing.response_cache.store import Store
+    from routing.sharing.exchange import Exchange as StateExchange
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +144,7 @@ class Router:
         tls: Tls | None = None,
         signatures: Signatures | None = None,
         cache_store: Store | None = None,
+        state_exchange: StateExchange | None = None,
     ) -> None:
         self.name = name
         self.tls = tls or Tls()
@@ -156,6 +158,9 @@ class Router:
         self.limits = Limits()
         self.shared_limits: SharedLimits | None = None  # with other workers; None: there are none
         self.balancer = Balancer(self.loop)
+        self.state_exchange = state_exchange  # with other routers; None: this one decides by what it knows itself
+        if state_exchange is not None:
+            state_exchange.bind(self.boot, self.balancer.loads, self.balancer.residency)
         self.services = Services(self.balancer, self.boot, cache_store)
         self.store = ConfigStore(self.prepare, files, signatures)
         self.active: ActiveConfiguration | None = None
@@ -347,6 +352,8 @@ class Router:
 
     def _configure_balancer(self, new: ActiveConfiguration) -> None:
         state, pools, targets = self.balancer, new.config.pools, frozenset(target_ids(new.config))
+        if self.state_exchange is not None:
+            self.state_exchange.configure(new.config.hash_secret, targets)
         state.loads.forget_all_but(targets)
         state.residency.forget_all_but(targets)
         state.token_ratios.forget_all_but((pool.name, model) for pool in pools for model in models_of(pool))
@@ -396,6 +403,8 @@ class Router:
         for client in list(self.clients):
             client.reset()
         self.services.close()
+        if self.state_exchange is not None:
+            self.state_exchange.close()
         self._housekeeping.stop()
         for pool in {*self._retired, *(self.active.connection_pools.values() if self.active else ())}:
             pool.close()

@@ -1,6 +1,7 @@
 """A pipelined connection to a Redis-compatible server: commands, and their replies in the same order (RESP 2).
 
-It is for what is on the path of requests. The client library reads the settings of a URL, such as credentials and TLS.
+Messages of channels, which are arrays, may arrive in between. It is for what is on the path of requests, or frequent.
+The client library reads the settings of a URL, such as credentials and TLS.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
 
 MAX_REPLY_BYTES: Final = 16 << 20
 MAX_LINE_BYTES: Final = 4096
+MAX_PARTS: Final = 8  # of a message
 
 Reply = bytes | Exception | None  # to a command; None: there is no value
-_SIMPLE, _NUMBER, _ERROR, _BULK = b"+:-$"  # first bytes of replies
+_SIMPLE, _NUMBER, _ERROR, _BULK, _ARRAY = b"+:-$*"  # first bytes of replies
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +61,15 @@ def command(*words: bytes) -> bytes:
 class StoreConnection(asyncio.Protocol):
     """One connection, from the first command to its loss. Commands are sent at once; replies come in their order."""
 
-    def __init__(self, address: Address, connect_s: float, on_lost: Callable[[bool], None]) -> None:
+    def __init__(
+        self,
+        address: Address,
+        connect_s: float,
+        on_lost: Callable[[bool], None],
+        on_message: Callable[[list[bytes]], None] | None = None,
+    ) -> None:
         self.is_lost = False
+        self._on_message = on_message  # called with the parts of a message; None: there must be none
         self._connect_s = connect_s
         self._on_lost = on_lost  # called with whether there was a connection
         self._address = address
@@ -77,13 +86,24 @@ class StoreConnection(asyncio.Protocol):
         """Whether there is no connection yet."""
         return self._transport is None and not self.is_lost
 
-    def send(self, data: bytes, on_reply: Callable[[Reply], None]) -> None:
-        """Send a command; ``on_reply`` is called once, with an exception if the connection is lost before the reply."""
-        self._waiting.append(on_reply)
+    def send(self, data: bytes, on_reply: Callable[[Reply], None] | None) -> None:
+        """Send a command; ``on_reply`` is called once, with an exception if the connection is lost before the reply.
+
+        None: a message is the reply.
+        """
+        if on_reply is not None:
+            self._waiting.append(on_reply)
         if self._transport is None:
             self._unsent.append(data)
         else:
             self._transport.write(data)
+
+    def close(self) -> None:
+        """Close the connection once everything is sent."""
+        if self._transport is None:
+            self.abort(ConnectionAbortedError())
+        else:
+            self._transport.close()
 
     def abort(self, error: Exception) -> None:
         """Close the connection; all commands without a reply get the error."""
@@ -134,7 +154,7 @@ class StoreConnection(asyncio.Protocol):
         try:
             self._take_replies(b"".join(self._pieces))
         except Exception as error:  # noqa: BLE001 - of what uses a reply
-            defect(logger, error, "response cache store")
+            defect(logger, error, "store connection")
             self.abort(ConnectionAbortedError())
 
     def _take_replies(self, data: bytes) -> None:
@@ -142,14 +162,18 @@ class StoreConnection(asyncio.Protocol):
         at, end = 0, 0
         while not self.is_lost:
             try:
-                reply, end = _reply_at(data, at)
+                parts: list[bytes] = []
+                reply, end = _reply_at(data, at, parts)
             except ValueError as error:
                 self.abort(error)
                 return
             if end > len(data):
                 break
             at = end
-            if not self._waiting:
+            if parts and self._on_message is not None:
+                self._on_message(parts)
+                continue
+            if parts or not self._waiting:
                 self.abort(ValueError("a reply without a command"))
                 return
             self._waiting.popleft()(reply)
@@ -157,8 +181,11 @@ class StoreConnection(asyncio.Protocol):
         self._bytes, self._needed = len(data) - at, end - at
 
 
-def _reply_at(data: bytes, at: int) -> tuple[Reply, int]:
-    """The reply that begins at ``at``, and where it ends: after the data if it is incomplete. ValueError for others."""
+def _reply_at(data: bytes, at: int, parts: list[bytes]) -> tuple[Reply, int]:
+    """The reply that begins at ``at``, and where it ends: after the data if it is incomplete. ValueError for others.
+
+    Those of a message are added to ``parts``.
+    """
     end = data.find(b"\r\n", at)
     if end < 0:
         if len(data) - at > MAX_LINE_BYTES:
@@ -170,11 +197,29 @@ def _reply_at(data: bytes, at: int) -> tuple[Reply, int]:
         if size > MAX_REPLY_BYTES:
             raise ValueError("a reply that is too large")
         return (None, end) if size < 0 else (data[end : end + size], end + size + 2)
+    if kind == _ARRAY:
+        return None, _end_of_message(data, end, int(line), parts)
     if kind == _ERROR:
         return ResponseError(line.decode(errors="replace")), end
     if kind not in (_SIMPLE, _NUMBER):
         raise ValueError("not a reply")
     return line, end
+
+
+def _end_of_message(data: bytes, at: int, count: int, parts: list[bytes]) -> int:
+    """Where a message of ``count`` parts from ``at`` on ends, as ``_reply_at``."""
+    if not 1 <= count <= MAX_PARTS:
+        raise ValueError("not a message")
+    for _ in range(count):
+        if data[at : at + 1] == b"*":
+            raise ValueError("a message in a message")
+        part, at = _reply_at(data, at, parts)
+        if at > len(data):
+            break
+        if part is None or isinstance(part, Exception):
+            raise ValueError("a part of a message without a value")
+        parts.append(part)
+    return at
 
 
 class Pending:
