@@ -111,6 +111,11 @@ class RequestKeys:
         return self._hasher.session(f"{tenant} {key}" if tenant else key) if key else None
 
     @property
+    def conversation(self) -> PrefixHash | None:
+        """The session's key if it names one conversation, as a header does."""
+        return self.session if self._request.is_conversation else None
+
+    @property
     def tier1(self) -> PrefixHash | None:
         """Key of the tier-1 prefix; None if that is empty."""
         if self._tier1 is None:

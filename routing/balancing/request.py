@@ -172,7 +172,18 @@ def _nested_urls(value: Any) -> Iterator[Any]:
 class PlacementRequest:
     """A request to be placed."""
 
-    __slots__ = ("group", "is_plain", "key", "key_groups", "model", "pinned", "prompt", "session_key", "tenant")
+    __slots__ = (
+        "group",
+        "is_conversation",
+        "is_plain",
+        "key",
+        "key_groups",
+        "model",
+        "pinned",
+        "prompt",
+        "session_key",
+        "tenant",
+    )
 
     def __init__(
         self,
@@ -186,10 +197,12 @@ class PlacementRequest:
         *,
         is_plain: bool = False,
         pinned: TargetId | None = None,
+        is_conversation: bool = False,
     ) -> None:
         self.model = model
         self.group = group  # the task group that the client named
         self.session_key = session_key
+        self.is_conversation = is_conversation  # whether that key names one conversation, unlike that of a user
         self.prompt = prompt
         self.tenant = tenant  # the salt of its API key's tenant; "" without one
         self.key = key  # the name of its API key

@@ -16,12 +16,13 @@ response of ``ZERO_HITS`` in a row, over ``ZERO_HITS_S``, reports any cached tok
 probably runs without prefix caching: nothing is expected there until a response does.
 
 Other routers. Several routers before the same replicas, and several workers of one router, each record only what
-they sent themselves, unless they share their state (``routing/sharing``, ``insert_remote``). If responses report more
+they sent themselves, unless they share their state (``routing/sharing``). If responses report more
 cached tokens than were recorded, there are other routers. From then on each prompt has a *common replica*: the
-preferred replica that all routers compute alike, by the session's key or else by ``BlockIndex.common_key_at``, so that
-they find each other's cached prefixes without communication. The router learns which share of the unrecorded tokens was
-cached at common replicas, and expects that share there of the next prompt. The share depends on the number of these
-tokens. It is learnt separately for prompts of which at most a popular beginning is recorded, and for others.
+preferred replica that all routers compute alike, by the session that a header names or else by
+``BlockIndex.common_key_at``, so that they find each other's cached prefixes without communication. The router learns
+which share of the unrecorded tokens was cached at common replicas, and expects that share there of the next prompt. The
+share depends on the number of these tokens. It is learnt separately for prompts of which at most a popular beginning is
+recorded, and for others.
 
 In a cost, each expected token counts as ``HIT_WEIGHT`` tokens; together they count at most as all unrecorded tokens. A
 prompt placed on another replica also costs later turns their cache hits, because other routers send them to the common
@@ -386,7 +387,7 @@ RUN_TOKENS: Final = 1024  # the longest run, unless a single block is longer
 DEFAULT_TOKENS: Final = 262_144  # capacity until the engine has reported one: 16,384 blocks of 16 tokens
 MAX_ENTRIES: Final = 262_144  # runs of all replicas together; at most 0.6 KiB each, if no two share one
 TTL_S: Final = 1200.0  # since last used
-MAX_PLACED: Final = 4096  # prompts that wait for a publisher; further ones are not published
+MAX_PLACED: Final = 1024  # prompts that wait for a publisher; further ones are not published
 
 Placed = tuple[TargetId, int, Chain]  # where a prompt was sent, estimated tokens of each block, the prompt
 
@@ -572,11 +573,6 @@ class Residency:
             placed.append((target, block_tokens or self.block_tokens, chain))
         return self._insert(target, chain, now_s, prompt_tokens, block_tokens, common_hits)
 
-    def insert_remote(self, target: TargetId, chain: Chain, now_s: float, block_tokens: int) -> None:
-        """Add a prompt that another router has sent to a replica; its response teaches this router nothing."""
-        if target in self._replicas.by_target:
-            self._insert(target, chain, now_s, 0, block_tokens, None)
-
     def _insert(
         self,
         target: TargetId,
@@ -665,7 +661,7 @@ class Residency:
         """Age in seconds above which blocks are not expected to be cached any more."""
         return self._ttl_s
 
-    # --- KV events ---
+    # --- KV events, and prompts of other routers ---
 
     def add_stored(self, target: TargetId, chain: Chain, now_s: float, block_tokens: float | None = None) -> None:
         """Record that a replica has cached these blocks, and make them its most recently used ones.

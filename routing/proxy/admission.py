@@ -202,6 +202,7 @@ def _with_key(grant: Grant, placement: PlacementRequest) -> PlacementRequest:
         key_groups=grant.groups,
         is_plain=placement.is_plain,
         pinned=placement.pinned,
+        is_conversation=placement.is_conversation,
     )
 
 
@@ -219,7 +220,15 @@ def admit_request(request: Request, admission: Admission, reading: BodyReading |
     parsed = reading.body
     request.omits_usage, request.layout = reading.omits_usage, reading.layout
     session_key = admission.session_key(head, parsed, parsed.model, head.session_id or reading.session_key)
-    placement = PlacementRequest(parsed.model, head.task_group, session_key, reading.prompt, is_plain=reading.is_plain)
+    placement = PlacementRequest(
+        parsed.model,
+        head.task_group,
+        session_key,
+        reading.prompt,
+        is_plain=reading.is_plain,
+        # fields of bodies may have one value for all conversations: ``user``, ``prompt_cache_key``
+        is_conversation=session_key is not None and session_key == head.session_id,
+    )
     if reading.previous_id is not None:
         placement.pinned, _ = admission.response_ids.find(reading.previous_id, request.grant)
     if head.path == RESPONSES and request.layout is None:

@@ -82,6 +82,11 @@ class CapturedKeys:
         return PrefixHash(key) if key else None
 
     @property
+    def conversation(self) -> None:
+        """None: what has named the session is not recorded."""
+        return None
+
+    @property
     def tier1(self) -> PrefixHash | None:
         """The recorded tier-1 prefix, or the block in which a boundary in bytes ends."""
         if self._boundary_blocks:

@@ -67,6 +67,11 @@ class TraceKeys:
         """Do nothing: the length is exact."""
 
     @property
+    def conversation(self) -> PrefixHash | None:
+        """The session."""
+        return self.session
+
+    @property
     def tier1(self) -> PrefixHash | None:
         """Key of the tier-1 prefix: the id of its last block, which identifies all blocks before it."""
         return PrefixHash(self._index.hashes[min(self._start + self._index.tier1_blocks, self._end) - 1])

@@ -131,7 +131,7 @@ class ExchangedUpdates:
         self._travelling: deque[tuple[float, int, int, Update]] = deque()  # (arrival, router, sequence, update)
         self.taken = 0
         for router in routers:
-            router.own_state.set_told(is_told=True)
+            router.own_state.set_peers(len(routers) - 1)
 
     def on_change(self, number: int, now_s: float) -> None:
         """A router's state has changed."""

@@ -69,6 +69,7 @@ class StoreConnection(asyncio.Protocol):
         on_message: Callable[[list[bytes]], None] | None = None,
     ) -> None:
         self.is_lost = False
+        self.error: Exception | None = None  # why it was lost
         self._on_message = on_message  # called with the parts of a message; None: there must be none
         self._connect_s = connect_s
         self._on_lost = on_lost  # called with whether there was a connection
@@ -109,7 +110,7 @@ class StoreConnection(asyncio.Protocol):
         """Close the connection; all commands without a reply get the error."""
         if self.is_lost:
             return
-        was_open, self.is_lost = self._transport is not None, True
+        was_open, self.is_lost, self.error = self._transport is not None, True, error
         self._opening.cancel()
         if self._transport is not None:
             self._transport.abort()
@@ -174,7 +175,7 @@ class StoreConnection(asyncio.Protocol):
                 self._on_message(parts)
                 continue
             if parts or not self._waiting:
-                self.abort(ValueError("a reply without a command"))
+                self.abort(reply if isinstance(reply, Exception) else ValueError("a reply without a command"))
                 return
             self._waiting.popleft()(reply)
         self._pieces = [data[at:]]

@@ -145,7 +145,7 @@ class Exchange:
         if own is None or view is None or seal is None:
             return
         view.expire(now_s, is_connected=now_s - self._returned_s <= SILENT_S)
-        own.set_told(is_told=view.counted > 0)
+        own.set_peers(view.counted)
         if not self._is_connected(seal, now_s):
             return
         is_whole = now_s - self._whole_s >= WHOLE_S
@@ -175,6 +175,7 @@ class Exchange:
         self._unacknowledged -= 1
         if isinstance(reply, Exception):
             self.errors["publish"] += 1
+            self._disconnect(reply)
 
     # --- the connections ---
 
@@ -201,7 +202,8 @@ class Exchange:
         self._subscribing.send(command(b"SUBSCRIBE", seal.channel), None)
 
     def _on_lost(self, _was_open: bool) -> None:
-        self._disconnect(ConnectionResetError())
+        errors = [connection.error for connection in (self._publishing, self._subscribing) if connection is not None]
+        self._disconnect(next((error for error in errors if error is not None), ConnectionResetError()))
 
     def _disconnect(self, reason: Exception) -> None:
         """Close both connections; the next period opens new ones."""
@@ -211,7 +213,8 @@ class Exchange:
         self.errors["connection"] += 1
         if not self._is_lost_logged:
             self._is_lost_logged, self._is_connected_logged = True, False
-            event(logger, "shared_state_lost", level=logging.WARNING, peers=self.peers, reason=repr(reason))
+            text = f"{type(reason).__name__}: {reason}"[:200]
+            event(logger, "shared_state_lost", level=logging.WARNING, peers=self.peers, reason=text)
         self._connect_at_s = max(self._connect_at_s, self._clock() + self._pause_s)
         for connection in connections:
             if connection is not None:

@@ -29,6 +29,8 @@ PERIOD_S: Final = 0.025  # between updates while there is something to tell
 WHOLE_S: Final = 0.3  # between whole updates: a peer misses two of them before this router counts as silent
 SILENT_S: Final = 1.0
 PROGRESS_S: Final = 0.1  # of prefill, at the target's measured rate
+TOLD_S: Final = 10.0  # the blocks of a prompt that was told within this time are not told again
+MAX_TOLD: Final = 8192  # prompts that are remembered as told, and as many before them
 MAX_PEERS: Final = 64  # remembered; beyond that the one that was silent for longest is forgotten
 HASH_BYTES: Final = 8
 MAX_HASHES_BYTES: Final = HASH_BYTES * 2048  # of the longest chain
@@ -46,7 +48,8 @@ class Update(Struct, array_like=True):
 
     is_whole: bool  # ``loads`` are all loads above zero; else those that changed
     loads: dict[Name, tuple[Running, Tokens]]  # by target: running requests, and tokens that wait for their prefill
-    placed: list[tuple[Name, BlockTokens, Hashes]]  # target, estimated tokens of a block, block hashes of a prompt
+    # Target, estimated tokens of a block, block hashes of a prompt; no hashes: it was told a short time ago.
+    placed: list[tuple[Name, BlockTokens, Hashes]]
 
 
 class OwnState:
@@ -59,7 +62,9 @@ class OwnState:
         self._position: int | None = None  # in the load tracker's journal; None: everything has changed
         self._waiting: set[TargetId] = set()  # targets at which a prompt of this router is being prefilled
         self._told: dict[TargetId, tuple[int, int, int]] = {}  # running, waiting tokens without progress, and with it
-        self.is_told_placements = False
+        self._told_prompts: tuple[set[tuple[TargetId, int]], set[tuple[TargetId, int]]] = (set(), set())
+        self._told_since_s = -inf  # when the first of these was begun; the other one is older
+        self._peers = 0
         self.not_told = 0  # prompts that were left out because an update would have become too large
 
     @property
@@ -73,12 +78,13 @@ class OwnState:
         self._told = {name: told for name, told in self._told.items() if name in self._targets}
         self._position = None
 
-    def set_told(self, *, is_told: bool) -> None:
-        """Whether prompts that are sent from now on are collected for the next update: whether there are peers."""
-        if is_told is not self.is_told_placements:
-            self.is_told_placements = is_told
-            self._residency.placed = [] if is_told else None
-            self._position = None
+    def set_peers(self, count: int) -> None:
+        """Collect the prompts that are sent from now on for the next update if there are peers; new ones know none."""
+        if count != self._peers:
+            if not count or not self._peers:
+                self._residency.placed = [] if count else None
+                self._position = None
+            self._peers, self._told_prompts = count, (set(), set())
 
     def take(self, now_s: float, *, is_whole: bool = False, max_bytes: float = inf) -> Update | None:
         """What changed since the last update, prompts only as far as they fit; None if nothing did."""
@@ -93,7 +99,7 @@ class OwnState:
             values = self._values(name, now_s, is_whole=is_whole)
             if values is not None:
                 told[name] = values
-        placed = self._take_placed(max_bytes)
+        placed = self._take_placed(now_s, max_bytes)
         return Update(is_whole, told, placed) if told or placed or is_whole else None
 
     def _values(self, name: TargetId, now_s: float, *, is_whole: bool) -> tuple[int, int] | None:
@@ -112,18 +118,27 @@ class OwnState:
             return (running, remaining) if has_changed else None
         return (running, remaining) if running or remaining else None
 
-    def _take_placed(self, max_bytes: float) -> list[tuple[str, int, bytes]]:
+    def _take_placed(self, now_s: float, max_bytes: float) -> list[tuple[str, int, bytes]]:
         placed = self._residency.placed
         if not placed:
             return []
         self._residency.placed = []
+        age_s = now_s - self._told_since_s
+        if age_s > TOLD_S / 2 or len(self._told_prompts[0]) > MAX_TOLD:
+            self._told_prompts = (set(), set() if age_s > TOLD_S else self._told_prompts[0])
+            self._told_since_s = now_s
+        new, old = self._told_prompts
         taken: list[tuple[str, int, bytes]] = []
         for target, block_tokens, chain in placed:
-            max_bytes -= PLACED_BYTES + HASH_BYTES * len(chain)
+            # A block's hash depends on all blocks before it.
+            is_new = len(chain) > 0 and (prompt := (target, chain[-1])) not in new and prompt not in old
+            max_bytes -= PLACED_BYTES + (HASH_BYTES * len(chain) if is_new else 0)
             if max_bytes < 0:
                 self.not_told += len(placed) - len(taken)
                 break
-            taken.append((target, block_tokens, array("Q", chain).tobytes()))
+            if is_new:
+                new.add(prompt)
+            taken.append((target, block_tokens, array("Q", chain).tobytes() if is_new else b""))
         return taken
 
 
@@ -181,8 +196,10 @@ class SharedView:
         else:
             peer.loads.update(update.loads)
         for name, block_tokens, hashes in update.placed:
-            if (target := TargetId(name)) in self._targets and not len(hashes) % HASH_BYTES:
-                self._residency.insert_remote(target, _chain(hashes), now_s, block_tokens)
+            replica = self._residency.replica(target := TargetId(name)) if name in self._targets else None
+            if replica is not None and not len(hashes) % HASH_BYTES:
+                if not replica.caches_nothing:
+                    self._residency.add_stored(target, _chain(hashes), now_s, block_tokens)
                 self._loads.count_remote_request(target)
                 self.placed += 1
         self._sum(changed)

@@ -97,7 +97,7 @@ class FixedKeys:
         prompt_tokens: int = 100,
         block_tokens: int = 10,
     ) -> None:
-        self.session = None if session is None else PrefixHash(session)
+        self.session = self.conversation = None if session is None else PrefixHash(session)
         self.tier1 = None if tier1 is None else PrefixHash(tier1)
         self.tier2 = None if tier2 is None else PrefixHash(tier2)
         self.chain = chain

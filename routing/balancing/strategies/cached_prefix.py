@@ -32,8 +32,8 @@ The key of a prompt whose first image, sound or file is not cached as part of a 
 costs within ``MEDIA_TOKENS`` are equal then: the same attachment goes to the same replica after any text, where the
 engine's encoder cache has it.
 
-If there are other routers (``UnrecordedHits``), the key is one that all of them compute alike, the session's if the
-client sends one, and the preferred replica is the prompt's *common replica*. What other routers usually have sent there
+If there are other routers (``UnrecordedHits``), the key is one that all of them compute alike, the session's if a
+header names it, and the preferred replica is the prompt's *common replica*. What other routers usually have sent there
 is expected to be cached, so every router sends a prompt that it has not recorded to the same replica. A busy common
 replica yields like any other, and because all routers have the same key, they choose the same next one. Decision
 records predict only what this router has recorded.
@@ -427,15 +427,15 @@ def _preference(keys: Keys, match: Match) -> tuple[int, float]:
     """The key of the preferred replica, and the additional cost in tokens at which that one still counts as cheapest.
 
     The key is that of the first attachment if no cached prefix includes it; else the one of the common replica if there
-    are other routers, which is the session's key if the request has one; else ``preferred_key``.
+    are other routers, which is the conversation's key if a header names it; else ``preferred_key``.
     """
     media = keys.media
     if media is not None and match.blocks <= media.block:
         return media.key, MEDIA_TOKENS
     chain = keys.chain
     if chain and match.common_key_at is not None:
-        session = keys.session
-        return (chain[min(match.common_key_at, len(chain) - 1)] if session is None else session), 0.0
+        conversation = keys.conversation
+        return (chain[min(match.common_key_at, len(chain) - 1)] if conversation is None else conversation), 0.0
     return preferred_key(chain, match, None if chain else keys.tier1), 0.0
 
 

@@ -25,6 +25,11 @@ class Keys(Protocol):
         ...
 
     @property
+    def conversation(self) -> PrefixHash | None:
+        """The session's key if it names one conversation and not, for example, a user; else None."""
+        ...
+
+    @property
     def tier1(self) -> PrefixHash | None:
         """Key of the tier-1 prefix, which a whole task group shares; None if the prefix is empty.
 

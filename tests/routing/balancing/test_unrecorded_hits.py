@@ -24,7 +24,7 @@ class Keys:
     block_tokens = BLOCK_TOKENS
 
     def __init__(self, *chain: int, session: int | None = None) -> None:
-        self.session = None if session is None else PrefixHash(session)
+        self.session = self.conversation = None if session is None else PrefixHash(session)
         self.chain = [PrefixHash(hash_) for hash_ in chain]
         self.prompt_tokens = self.estimate = BLOCK_TOKENS * len(chain)
 

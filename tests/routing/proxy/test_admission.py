@@ -243,6 +243,33 @@ def test_a_session_id_is_a_different_session_for_each_tenant() -> None:
     assert len(set(sessions)) == 2
 
 
+@pytest.mark.parametrize(
+    ("header", "fields", "is_conversation"),
+    [
+        ("one", {}, True),
+        ("one", {"user": "alice"}, True),
+        (None, {"user": "alice"}, False),
+        (None, {"prompt_cache_key": "agents"}, False),
+        (None, {}, False),
+    ],
+)
+def test_only_a_header_names_a_conversation_because_users_have_many(
+    header: str | None, fields: dict[str, str], is_conversation: bool
+) -> None:
+    snapshot = with_keys([], *tenants("a"))
+    placement = Placement(snapshot, LoadTracker())
+    head = RequestHead(b"POST", CHAT, http11=True)
+    head.session_id = header
+    request = Request(head, chat_body(**fields), "id")
+    assert snapshot.access is not None
+    request.grant = Grant(snapshot.access.keys[0], snapshot.hash_secret, shared=None)
+    admitted = admit_request(request, Admission(snapshot, placement.models, placement.matcher))
+    keys = RequestKeys(admitted, placement.models.resolve(admitted.model), PrefixHasher(SECRET), Tier1(), TokenRatio())
+
+    assert keys.conversation == (keys.session if is_conversation else None)
+    assert (keys.session is not None) is bool(header or fields)
+
+
 @pytest.fixture
 def stand_in() -> Any:
     with replica_process() as process:

@@ -261,3 +261,22 @@ async def test_a_paused_server_costs_the_shared_view_and_bounded_memory(start: S
     await until(lambda: other.seen == [(1, 0), (20, 0)])
 
     assert unsent <= MAX_UNACKNOWLEDGED
+
+
+async def test_a_refusal_of_the_server_is_logged_without_credentials_and_tried_again(
+    start: Start, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Redis.from_url(server.url) as redis:
+        redis.execute_command(
+            "ACL", "SETUSER", "reader", "on", ">hidden", "+@all", "-publish", "allchannels", "allkeys"
+        )
+        router = start(1, at=server.url.replace("unix://", "unix://reader:hidden@"))
+        await until(lambda: router.exchange.errors["publish"] > 1)
+        refused = router.exchange.published
+        redis.execute_command("ACL", "SETUSER", "reader", "+publish")
+        await until(lambda: router.exchange.age_s is not None)
+
+    [line] = [record.getMessage() for record in caplog.records if "shared_state_lost" in record.getMessage()]
+    assert "permission" in line
+    assert "hidden" not in caplog.text
+    assert refused < 20  # with a pause before each attempt

@@ -12,8 +12,9 @@ import pytest
 from routing.balancing import residency as residency_module
 from routing.balancing.load_tracker import LoadTracker, Ticket
 from routing.balancing.residency import Residency
+from routing.sharing import view as view_module
 from routing.sharing.messages import Message, Seal
-from routing.sharing.view import HASH_BYTES, MAX_PEERS, PLACED_BYTES, SILENT_S, OwnState, SharedView, Update
+from routing.sharing.view import HASH_BYTES, MAX_PEERS, PLACED_BYTES, SILENT_S, TOLD_S, OwnState, SharedView, Update
 from routing.types import TargetId
 
 A, B, ELSEWHERE = TargetId("a"), TargetId("b"), TargetId("elsewhere")
@@ -36,7 +37,7 @@ class Router:
         for target in (A, B):
             self.residency.add_replica(target)
         self.own = OwnState(self.loads, self.residency, [A, B])
-        self.own.set_told(is_told=True)
+        self.own.set_peers(1)
         self.view = SharedView(self.loads, self.residency, [A, B])
 
     def send(self, target: TargetId, tokens: int, prompt: array[int] | None = None) -> Ticket:
@@ -115,7 +116,7 @@ def test_a_peer_knows_the_prompts_that_others_have_sent() -> None:
 
 def test_a_router_without_peers_collects_no_prompts() -> None:
     one = Router()
-    one.own.set_told(is_told=False)
+    one.own.set_peers(0)
     one.send(A, 100)
 
     assert one.residency.placed is None
@@ -133,6 +134,46 @@ def test_prompts_that_do_not_fit_are_left_out_and_loads_are_not() -> None:
     assert len(update.placed) == 2
     assert one.own.not_told == 1
     assert one.residency.placed == []
+
+
+def test_a_prompt_that_was_told_a_short_time_ago_is_counted_and_its_blocks_are_not_told_again() -> None:
+    one, other, prompt = Router(), Router(), chain(1, 20)
+    one.send(A, 100, prompt)
+    tell(one, other, 1)
+    one.send(A, 100, prompt)
+    one.send(B, 100, prompt)
+    again = one.take()
+    other.view.apply(b"sender", 2, again, 0.0)
+    one.now_s += TOLD_S + 1
+    one.send(A, 100, prompt)
+    later = one.take()
+    one.own.set_peers(2)
+    one.send(A, 100, prompt)
+
+    assert [(target, len(hashes)) for target, _, hashes in again.placed] == [("a", 0), ("b", 20 * HASH_BYTES)]
+    assert other.loads.load(A).recent == 2 * other.loads.request_weight
+    assert len(later.placed[0][2]) == 20 * HASH_BYTES
+    assert len(one.take().placed[0][2]) == 20 * HASH_BYTES  # the new peer has none of them
+
+
+def test_what_is_remembered_as_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_module, "MAX_TOLD", 3)
+    one = Router()
+    for number in range(50):
+        one.send(A, 100, chain(number))
+        one.take()
+
+    assert sum(map(len, one.own._told_prompts)) <= 8
+
+
+def test_prompts_of_peers_are_not_recorded_at_a_replica_that_caches_nothing() -> None:
+    one, other, prompt = Router(), Router(), chain(1, 20)
+    other.residency.replica(A).caches_nothing = True
+    one.send(A, 100, prompt)
+    tell(one, other, 1)
+
+    assert other.residency.match(prompt).blocks == 0
+    assert other.loads.load(A).recent > 0
 
 
 def test_prompts_that_wait_for_a_publisher_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
