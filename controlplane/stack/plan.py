@@ -167,14 +167,15 @@ def _router(settings: StackSettings) -> Child:
             **_import_path(settings.compiled),
             "WARMPATH_ROUTER_ADMIN_TOKEN": _admin_token(settings),
             "WARMPATH_ROUTER_CONFIG_KEYS": public_key(_signing_secret(settings)),
-            "WARMPATH_ROUTER_CACHE_URL": _cache_url(settings),
+            "WARMPATH_ROUTER_CACHE_URL": _redis_url(settings, "ROUTER_CACHE_URL"),
+            "WARMPATH_ROUTER_STATE_URL": _redis_url(settings, "ROUTER_STATE_URL"),
         },
     )
 
 
-def _cache_url(settings: StackSettings) -> str:
-    """The store of response caches: the configured one, else a database beside the broker's."""
-    configured = env.text("ROUTER_CACHE_URL", "") or env.text("REDIS_URL", "")
+def _redis_url(settings: StackSettings, variable: str) -> str:
+    """A server for routers: the configured one, else a database beside the broker's."""
+    configured = env.text(variable, "") or env.text("REDIS_URL", "")
     if configured:
         return configured if configured.startswith(("redis://", "rediss://", "unix://")) else ""
     return f"unix://{paths.valkey_socket(settings.data_dir)}?db=1"

@@ -28,7 +28,7 @@ NOTHING = "\u2013"  # an en dash
 _TONES = {  # of badges, by the stored or shown word
     "good": (
         "up", "active", "complete", "ack", "delivered", "resolved", "in sync", "enabled", "ok", "sent", "acknowledged",
-        "passed", "verified",
+        "passed", "verified", "sharing",
     ),
     "ember": ("live", "proposed", "canary"),
     "warn": (
@@ -38,7 +38,7 @@ _TONES = {  # of badges, by the stored or shown word
     ),
     "bad": (
         "failing", "down", "firing", "nack", "failed", "lost", "rejected", "dead", "unreachable",
-        "rolled_back", "critical", "fired",
+        "rolled_back", "critical", "fired", "cut off", "apart",
     ),
     "cold": ("cold", "restart"),
 }  # fmt: skip

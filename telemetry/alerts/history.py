@@ -89,7 +89,7 @@ def load_histories(pools: Sequence[Pool], query: HistoryQuery) -> dict[int, Hist
 
 
 def load_control_plane_state(now: datetime, evaluated_at: datetime | None) -> ControlPlaneState:
-    """Current state of routers and of the evaluation. Two queries, and one for each router that is behind."""
+    """Current state of routers and of the evaluation. Three queries, and one for each router that is behind."""
     newest = ConfigSnapshot.objects.only("number", "sha256").order_by("-number").first()
     every = list(Router.objects.all())
     routers = [router for router in every if router.lost_at is None]
@@ -101,8 +101,16 @@ def load_control_plane_state(now: datetime, evaluated_at: datetime | None) -> Co
         routers=len(routers),
         lost=tuple(router.name for router in lost),
         silent_s=min((router.silent_for_s(now) for router in lost), default=0.0),
+        peers=_peers(),
         since_evaluation_s=(now - evaluated_at).total_seconds() if evaluated_at else 0.0,
     )
+
+
+def _peers() -> dict[str, int | None]:
+    """Peers of each router that shares its state, as of its last scrape; None if it does not reach the server."""
+    sharing = Router.objects.filter(lost_at=None, scrape_state__shared_state__has_key="peers").order_by("name")
+    states: list[tuple[str, Any]] = list(sharing.values_list("name", "scrape_state__shared_state"))
+    return {name: int(state["peers"]) if "age_s" in state else None for name, state in states}
 
 
 def _lost_routers(every: Sequence[Router], now: datetime) -> list[Router]:

@@ -160,6 +160,7 @@ class ControlPlaneState:
     routers: int = 0  # number of routers that are present
     lost: tuple[str, ...] = ()  # routers without heartbeat that nothing replaced, the latest first
     silent_s: float = 0.0  # since the last heartbeat of those
+    peers: Mapping[str, int | None] = field(default_factory=dict)  # of routers that share; None: cut off from all
     since_evaluation_s: float = 0.0
 
 

@@ -52,7 +52,13 @@ from telemetry.models import (
 _DROPS = (RuleKind.HIT_RATE_DROP, RuleKind.HIT_RATE_FLOOR)
 _FIGURES = (*_DROPS, RuleKind.PREDICTION_GAP, RuleKind.TTFT_OBJECTIVE, RuleKind.KV_PRESSURE, RuleKind.LOAD_SKEW)
 # One cause for all pools: one pool's alert is notified.
-_FLEET_WIDE = (RuleKind.ROUTER_LOST, RuleKind.ROLLOUT_STUCK, RuleKind.EVALUATOR_LAG, RuleKind.CACHE_STORE_DOWN)
+_FLEET_WIDE = (
+    RuleKind.ROUTER_LOST,
+    RuleKind.ROUTERS_APART,
+    RuleKind.ROLLOUT_STUCK,
+    RuleKind.EVALUATOR_LAG,
+    RuleKind.CACHE_STORE_DOWN,
+)
 _CACHES = (RuleKind.CACHE_STORE_DOWN, RuleKind.CACHE_SHARE_DROP)
 
 # Kind of a firing alert -> kinds that it inhibits in the same pool. README.md has this table for operators.
@@ -65,6 +71,7 @@ INHIBITED_BY: dict[str, frozenset[str]] = {
             RuleKind.REPLICA_DOWN,
             RuleKind.METRICS_UNREADABLE,
             RuleKind.TRAFFIC_VANISHED,
+            RuleKind.ROUTERS_APART,
             RuleKind.NO_DATA,
         }
     ),

@@ -89,6 +89,9 @@ SEMANTIC_CHECKS = {  # by similarity and result
     "warmpath_router_semantic_cache_checks_total": "checks",
     "warmpath_router_semantic_cache_shared_checks": "shared_checks",
 }
+SHARED_PEERS = "warmpath_router_shared_state_peers"
+SHARED_AGE = "warmpath_router_shared_state_age_seconds"
+SHARED_BYTES = "warmpath_router_shared_state_bytes_total"  # its label ``direction`` is the figure
 REPLICA_UP, REPLICA_OUT = "warmpath_router_replica_up", "warmpath_router_replica_out"
 _BUCKETS = {f"{name}_bucket": short for name, short in HISTOGRAMS.items()}
 _SUMS = {f"{name}_sum": short for name, short in HISTOGRAMS.items()}
@@ -96,8 +99,15 @@ _METRICS = frozenset(COUNTERS | OWN_REQUESTS) | frozenset(_BUCKETS) | frozenset(
 _KV_METRICS = frozenset(KV_FIGURES) | {KV_STATE}
 _CACHE_METRICS = frozenset({CACHE_REQUESTS, CACHE_SAVED, CACHE_STORE_ERRORS, CACHE_STORE_UP})
 _SEMANTIC_METRICS = frozenset(SEMANTIC_FIGURES) | frozenset(SEMANTIC_CHECKS) | {SEMANTIC_STATE}
+_SHARED_METRICS = frozenset({SHARED_PEERS, SHARED_AGE, SHARED_BYTES})
 _ALL_METRICS = (
-    _METRICS | _CACHE_METRICS | _KV_METRICS | frozenset(POOL_FIGURES) | _SEMANTIC_METRICS | {REPLICA_UP, REPLICA_OUT}
+    _METRICS
+    | _CACHE_METRICS
+    | _KV_METRICS
+    | frozenset(POOL_FIGURES)
+    | _SEMANTIC_METRICS
+    | _SHARED_METRICS
+    | {REPLICA_UP, REPLICA_OUT}
 )
 
 
@@ -142,6 +152,7 @@ class RouterSample:
     cache_store_up: float | None = None  # 1: it uses the store of response caches; 0: that failed; None: it has none
     semantic_caches: SemanticCaches = field(default_factory=dict)
     serving_replicas: ServingReplicas = field(default_factory=dict)
+    shared_state: SharedState = field(default_factory=dict)
 
 
 # KV event streams by replica and rank: the processes of the router in each state, and figures by name.
@@ -150,6 +161,9 @@ KvStreams = dict[str, dict[str, dict[str, Any]]]
 SemanticCaches = dict[str, dict[str, dict[str, Any]]]
 # Replicas by pool that pass the router's health check and are not ejected, by name, ascending.
 ServingReplicas = dict[str, list[str]]
+# What a router shares with others: ``peers``, ``age_s`` (absent while it is cut off), and total bytes as ``published``
+# and ``received``. Empty: it does not share.
+SharedState = dict[str, float]
 PoolLoads = dict[str, dict[str, float]]  # figures by pool and name, without those that are unknown
 
 
@@ -175,6 +189,7 @@ def read_router(text: str) -> RouterSample:
         cache_store_up=store_up,
         semantic_caches=_semantic_caches(samples),
         serving_replicas=_serving_replicas(samples),
+        shared_state=_shared_state(samples),
     )
 
 
@@ -211,6 +226,15 @@ def _serving_replicas(samples: list[Sample]) -> ServingReplicas:
     for pool, replica in sorted(keys[REPLICA_UP] - keys[REPLICA_OUT]):
         serving.setdefault(pool, []).append(replica)
     return serving
+
+
+def _shared_state(samples: list[Sample]) -> SharedState:
+    names = {SHARED_PEERS: "peers", SHARED_AGE: "age_s"}
+    return {
+        names.get(sample.name) or sample.labels.get("direction", ""): sample.value
+        for sample in samples
+        if sample.name in _SHARED_METRICS and 0 <= sample.value <= MAX_COUNT
+    }
 
 
 def _semantic_caches(samples: list[Sample]) -> SemanticCaches:

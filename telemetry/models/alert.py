@@ -30,6 +30,7 @@ class RuleKind(TextChoices):
     CACHE_SHARE_DROP = "cache_share_drop", "Response cache hit share drop"
     SEMANTIC_CACHE_PRECISION = "semantic_cache_precision", "Semantic cache precision"
     ROUTER_LOST = "router_lost", "Router lost"
+    ROUTERS_APART = "routers_apart", "Routers apart"
     ROLLOUT_STUCK = "rollout_stuck", "Configuration not converged"
     EVALUATOR_LAG = "evaluator_lag", "Telemetry behind"
     NO_DATA = "no_data", "No data"

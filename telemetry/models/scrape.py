@@ -68,6 +68,8 @@ class ScrapeState(models.Model):
     semantic_caches = models.JSONField(null=True)
     # Replicas by pool that a router considers healthy (``ServingReplicas``); null: unknown.
     serving_replicas = models.JSONField(null=True)
+    # Peers of a router, age of its view and bytes (``SharedState``), {} if it shares nothing; null: unknown.
+    shared_state = models.JSONField(null=True)
     version = models.CharField(max_length=40, blank=True, default="", db_default="")  # as /version last reported
     version_at = models.DateTimeField(null=True)  # when that was last checked
     raw_counters = models.JSONField(default=dict)  # by source; see telemetry.scraping.merge

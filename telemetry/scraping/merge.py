@@ -25,6 +25,7 @@ from telemetry.metrics.router import (
     RouterSample,
     SemanticCaches,
     ServingReplicas,
+    SharedState,
 )
 
 DOWN_AFTER = 2  # failures in a row
@@ -78,6 +79,7 @@ class TargetState:
     pool_loads: PoolLoads | None = None  # the same
     semantic_caches: SemanticCaches | None = None  # the same
     serving_replicas: ServingReplicas | None = None  # the same
+    shared_state: SharedState | None = None  # the same, with ``bytes_per_s``, published and received
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,15 +216,26 @@ def merge_router(
         elif added is not None and (key == ROUTER_ITSELF or _has_increase(added)):
             readings.append(SourceReading(key, added, _router_gauges(sample) if key == ROUTER_ITSELF else {}))
     restarted = any(r.key == ROUTER_ITSELF and r.increase.state == ReadingState.RESET for r in readings)
+    shared_state = _with_rate(sample.shared_state, {} if restarted else state.shared_state or {}, state.ok_at, due_s)
     state = _succeeded(state, outcome.duration_s, due_s, restarted=restarted)
     state = replace(
         state,
+        shared_state=shared_state,
         kv_streams=sample.kv_streams,
         pool_loads=sample.pool_loads,
         semantic_caches=sample.semantic_caches,
         serving_replicas=sample.serving_replicas,
     )
     return MergedScrape(state, readings, current, own_requests=own_requests)
+
+
+def _with_rate(now: SharedState, before: SharedState, before_at: datetime | None, due_s: float) -> SharedState:
+    """Add ``bytes_per_s`` since the scrape before, if the counters of both are of one process."""
+    elapsed_s = 0.0 if before_at is None else due_s - before_at.timestamp()
+    if elapsed_s <= 0 or not {"published", "received"} <= before.keys() & now.keys():
+        return now
+    added = sum(now[name] - before[name] for name in ("published", "received"))
+    return now if added < 0 else {**now, "bytes_per_s": added / elapsed_s}
 
 
 def _router_gauges(sample: RouterSample) -> dict[str, float]:
@@ -246,6 +259,7 @@ def _failed(
         pool_loads=None,
         semantic_caches=None,
         serving_replicas=None,
+        shared_state=None,
     )
     events = ["replica_down"] if is_down and state.health == "up" else []
     return MergedScrape(after, [SourceReading(key, Increase(ReadingState.STALE))], previous, events)

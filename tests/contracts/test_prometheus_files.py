@@ -170,6 +170,7 @@ def test_replicas_are_removed_one_at_a_time_and_slowly(name: str) -> None:
 @pytest.mark.django_db
 def test_every_metric_in_rules_and_dashboards_is_exposed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARMPATH_ROUTER_CACHE_URL", "redis://127.0.0.1:9/0")
+    monkeypatch.setenv("WARMPATH_ROUTER_STATE_URL", "redis://127.0.0.1:9/0")
     now = timezone.now()
     breakdown_bin(create_pool("chat"), now, requests=1000, reachable=0.5)  # the reachable share of a pool is exposed
     control_plane_metrics = {CONTROLPLANE + figure.name for figure in own_metrics(now)}

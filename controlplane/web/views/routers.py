@@ -8,6 +8,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from django.db.models import F
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.urls import reverse
@@ -52,6 +53,23 @@ SIGNATURES = {  # by what routers report: (shown, explanation)
 
 
 @dataclass(frozen=True, slots=True)
+class SharedState:
+    """What a router shares with the others, as of its last scrape."""
+
+    peers: int
+    others: int  # further routers that share
+    age_s: float | None  # of its view; None: it does not reach the server
+    bytes_per_s: float | None  # published and received; None: not yet known
+
+    @property
+    def word(self) -> str:
+        """Whether the router sees all others, as a badge."""
+        if self.age_s is None:
+            return "cut off"
+        return "sharing" if self.peers >= self.others else "apart"
+
+
+@dataclass(frozen=True, slots=True)
 class RouterLine:
     """One router compared with the newest configuration."""
 
@@ -63,6 +81,7 @@ class RouterLine:
     behind: int | None  # configurations between the running and the newest; None if it runs none
     last_seen: datetime
     signature: tuple[str, str]  # (state, explanation); the explanation is "" if nothing is to be done
+    shared_state: SharedState | None = None  # None: it does not share, or that is unknown
 
     @property
     def unaffected(self) -> str:
@@ -93,20 +112,28 @@ class Convergence:
 def convergence() -> Convergence:
     """The state of every router. Two queries."""
     newest = newest_snapshot()
-    return Convergence(newest, lines_of(Router.objects.all(), newest))
+    return Convergence(newest, lines_of(Router.objects.annotate(shared=F("scrape_state__shared_state")), newest))
 
 
-def lines_of(routers: Iterable[Router], newest: ConfigSnapshot | None) -> list[RouterLine]:
-    """Each router compared with the newest configuration."""
-    return [_line(router, newest) for router in routers]
+def lines_of(routers: Iterable[Any], newest: ConfigSnapshot | None) -> list[RouterLine]:
+    """Each router, with what it shares as ``shared``, compared with the newest configuration."""
+    listed = list(routers)
+    sharing = sum(router.lost_at is None and bool(router.shared) for router in listed)
+    return [_line(router, newest, _shared_state(router.shared, sharing - 1)) for router in listed]
 
 
-def _line(router: Router, newest: ConfigSnapshot | None) -> RouterLine:
+def _shared_state(shared: dict[str, float] | None, others: int) -> SharedState | None:
+    if not shared:
+        return None
+    return SharedState(int(shared.get("peers", 0)), others, shared.get("age_s"), shared.get("bytes_per_s"))
+
+
+def _line(router: Router, newest: ConfigSnapshot | None, shared_state: SharedState | None = None) -> RouterLine:
     status, reason = _status(router, newest)
     behind = newest.number - router.running_number if newest and router.running_number else None
     signature = _signature(router)
     return RouterLine(
-        router, router.name, status, reason, router.running_number, behind, router.last_seen_at, signature
+        router, router.name, status, reason, router.running_number, behind, router.last_seen_at, signature, shared_state
     )
 
 

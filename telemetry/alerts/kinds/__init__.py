@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from telemetry.alerts.kinds.base import Kind, RuleSettings, Scope
-from telemetry.alerts.kinds.control_plane import EVALUATOR_LAG, NO_DATA, ROLLOUT_STUCK, ROUTER_LOST
+from telemetry.alerts.kinds.control_plane import (
+    EVALUATOR_LAG,
+    NO_DATA,
+    ROLLOUT_STUCK,
+    ROUTER_LOST,
+    ROUTERS_APART,
+)
 from telemetry.alerts.kinds.hit_rate_drop import HIT_RATE_DROP
 from telemetry.alerts.kinds.hit_rates import HIT_RATE_FLOOR, PREDICTION_GAP
 from telemetry.alerts.kinds.replicas import KV_PRESSURE, LOAD_SKEW, METRICS_UNREADABLE, REPLICA_DOWN, REPLICA_EJECTED
@@ -28,6 +34,7 @@ KINDS: dict[str, Kind] = {
         CACHE_SHARE_DROP,
         SEMANTIC_CACHE_PRECISION,
         ROUTER_LOST,
+        ROUTERS_APART,
         ROLLOUT_STUCK,
         EVALUATOR_LAG,
         NO_DATA,

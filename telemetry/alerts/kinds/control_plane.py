@@ -137,6 +137,58 @@ ROUTER_LOST = Kind(
 )
 
 
+class RoutersApartSettings(RuleSettings, frozen=True):
+    """Settings of ``routers_apart``."""
+
+    for_s: ForS = 60.0
+    keep_firing_s: KeepFiringS = 60.0
+
+    @property
+    def step_s(self) -> float:
+        return 60.0  # any: no stored history is evaluated
+
+
+def _evaluate_peers(_: RoutersApartSettings, view: HistoryView, __: str) -> Verdicts:
+    """Compare the peers of each router that shares its state with the number of the others."""
+    control = view.history.control
+    if control is None:
+        return {POOL: no_data(Reason.NOT_STORED)}
+    others = len(control.peers) - 1
+    if others < 1:
+        return {POOL: no_data(Reason.NOT_REPORTED)}
+    apart = [name for name, peers in control.peers.items() if (peers or 0) < others]
+    cut_off = [name for name in apart if control.peers[name] is None]
+    fewest = min(peers or 0 for peers in control.peers.values())
+    result, reason = (Result.BREACH, Reason.BELOW) if apart else (Result.OK, Reason.WITHIN)
+    figures = {"routers": apart[:20], "apart": len(apart), "cut_off": len(cut_off), "present": others + 1}
+    return {POOL: Verdict(result, reason, float(fewest), float(others), unit="count", figures=figures)}
+
+
+def _summarize_peers(_: Scope, __: RoutersApartSettings, verdict: Verdict) -> str:
+    figures = verdict.figures
+    names = ", ".join(figures["routers"][:3]) + (" and others" if figures["apart"] > 3 else "")
+    server = f"; {figures['cut_off']} of them do not reach the server of shared state" if figures["cut_off"] else ""
+    counts = f"{figures['apart']} of {figures['present']} routers do not see all others ({names})"
+    return f"{counts}{server}. Each places requests without knowing what the others have queued."
+
+
+ROUTERS_APART = Kind(
+    name="routers_apart",
+    label="Routers apart",
+    about="Fires when routers that share their state do not see each other: one cannot reach the server, or uses "
+    "another one. Requests are served, but each router places them by what it knows itself, and first tokens come "
+    "later. Routers without WARMPATH_ROUTER_STATE_URL are not evaluated. All routers serve all pools, so one pool's "
+    "rule is enough. It evaluates the current state, of which no history is stored: there is no preview.",
+    settings=RoutersApartSettings,
+    sources=frozenset({Source.CONTROL}),
+    unit="count",
+    evaluate=_evaluate_peers,
+    summarize=_summarize_peers,
+    condition=lambda _: "a router that shares its state sees fewer others than there are",
+    figure="Fewest peers of a router",
+)
+
+
 class EvaluatorLagSettings(RuleSettings, frozen=True):
     """Settings of ``evaluator_lag``."""
 

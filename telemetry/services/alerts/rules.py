@@ -52,6 +52,8 @@ def default_rules(scrape_interval_s: float) -> tuple[DefaultRule, ...]:
         DefaultRule("Metrics unreadable", RuleKind.METRICS_UNREADABLE),
         DefaultRule("Router lost", RuleKind.ROUTER_LOST),
         DefaultRule("No router left", RuleKind.ROUTER_LOST, Severity.CRITICAL, {"max_present": 0}),
+        # No result while fewer than two routers share their state.
+        DefaultRule("Routers apart", RuleKind.ROUTERS_APART),
         DefaultRule("Traffic vanished", RuleKind.TRAFFIC_VANISHED),
         DefaultRule("No data", RuleKind.NO_DATA, Severity.CRITICAL),
         # 30 % of first tokens later than 5 s for 15 min: longer than the prefill of a long prompt.

@@ -1,3 +1,4 @@
+import re
 from datetime import timedelta
 
 import pytest
@@ -6,6 +7,7 @@ from django.utils import timezone
 from controlplane.models import ConfigSnapshot, Router
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.routers import announce, mark_lost_routers, record_ack, record_nack, record_unreachable
+from telemetry.models import ScrapeState
 
 
 @pytest.fixture
@@ -98,3 +100,23 @@ def test_the_list_costs_the_same_whatever_the_number(visitor, router, django_ass
 
     with django_assert_num_queries(5):
         assert visitor.get("/routers/").text.count("router-") > 10
+
+
+def test_the_list_says_whether_routers_that_share_their_state_see_each_other(visitor, router):
+    states = {
+        "router-1": {"peers": 2, "age_s": 0.12, "bytes_per_s": 20_480.0},
+        "router-2": {"peers": 1, "age_s": 0.05},
+        "router-3": {"peers": 0},
+        "router-4": {},
+    }
+    for number, (name, shared) in enumerate(states.items()):
+        row = router if name == router.name else announce(name=name, boot="b", admin_url=f"http://10.0.2.{number}:8081")
+        ScrapeState.objects.create(router=row, at=timezone.now(), shared_state=shared)
+    rows = re.findall("<tr>.*?</tr>", visitor.get("/routers/").text, re.DOTALL)
+    cells = [re.sub("<[^>]+>", "|", row.split('class="brief"')[0]) for row in rows[1:]]
+
+    assert ["|sharing|" in row for row in cells] == [True, False, False, False]
+    assert ["|apart|" in row for row in cells] == [False, True, False, False]
+    assert ["|cut off|" in row for row in cells] == [False, False, True, False]
+    assert "2 of 2 others, 120 ms old, 20 KiB/s" in cells[0]
+    assert "others" not in cells[3]

@@ -172,6 +172,15 @@ def _has_an_old_configuration(fleet):
     Router.objects.update(running_number=newest.number - 1, first_seen_at=fleet.now)
 
 
+def _does_not_hear_the_other_router(fleet):
+    newest = ConfigSnapshot.objects.order_by("-number").first()
+    running = {"running_number": newest.number, "running_sha256": newest.sha256, "last_seen_at": fleet.now}
+    other = Router.objects.create(name="router-2", admin_url="http://127.0.0.1:9", boot="b", **running)
+    for router, age in ((fleet.router, {"age_s": 0.1}), (other, {})):
+        shared = {"peers": 0, **age}
+        ScrapeState.objects.update_or_create(router=router, defaults={"at": fleet.now, "shared_state": shared})
+
+
 def _loses_a_replica(fleet):
     ScrapeState.objects.create(replica=fleet.replicas[2], at=fleet.now, ok_at=fleet.now, health="up")
     fleet.down = {"gpu-2"}
@@ -190,6 +199,7 @@ def _loses_all_replicas(fleet):
         (_is_full, {"kv_pressure"}, 390),
         (_is_slow, {"ttft_objective"}, 240),
         (_has_an_old_configuration, {"rollout_stuck"}, 180),
+        (_does_not_hear_the_other_router, {"routers_apart"}, 120),
         (_loses_a_replica, {"replica_down"}, 90),
         (_loses_all_replicas, {"replica_down", "no_data"}, 180),
     ],

@@ -259,6 +259,24 @@ def test_rollout_stuck_compares_the_time_that_routers_are_behind(control, expect
     assert results(evaluated("rollout_stuck", past(60, control=control))) == {"": expected}
 
 
+@pytest.mark.parametrize(
+    ("peers", "expected", "apart"),
+    [
+        ({"a": 2, "b": 2, "c": 2}, (OK, Reason.WITHIN), []),
+        ({"a": 2, "b": 3, "c": 2}, (OK, Reason.WITHIN), []),  # a picker, or a process that is being replaced
+        ({"a": 1, "b": 1, "c": None}, (BREACH, Reason.BELOW), ["a", "b", "c"]),
+        ({"a": 0, "b": 0}, (BREACH, Reason.BELOW), ["a", "b"]),
+        ({"a": None}, (NO_DATA, Reason.NOT_REPORTED), None),
+        ({}, (NO_DATA, Reason.NOT_REPORTED), None),
+    ],
+)
+def test_routers_apart_compares_the_peers_of_each_router_with_the_others(peers, expected, apart):
+    verdicts = evaluated("routers_apart", past(60, control=ControlPlaneState(routers=3, peers=peers)))
+
+    assert results(verdicts) == {"": expected}
+    assert only(verdicts).figures.get("routers") == apart
+
+
 def test_evaluator_lag_reports_missing_scrapes_and_late_evaluations():
     quiet = past(15, count=4, engines={"r1": [step(), step(), None, None], "r2": [FAILED, None, None, None]})
     verdict = only(evaluated("evaluator_lag", quiet))
@@ -337,6 +355,7 @@ def test_every_summary_is_a_sentence_that_names_the_pool():
         "load_skew": past(300, engines={"r1": [step(requests=900)], "r2": [step(requests=10)]}),
         "semantic_cache_precision": past(60, semantic_caches={"faq": SemanticCacheState(0.98, 0.9, 200, ("r",))}),
         "rollout_stuck": past(60, control=control),
+        "routers_apart": past(60, control=ControlPlaneState(routers=2, peers={"router-1": None, "router-2": 0})),
         "cache_store_down": past(300, cache_stores={"router-1": [1.0]}, has_response_cache=True),
         "cache_share_drop": past(600, count=7, cache_requests={None: shares(*[0.8] * 6, 0.1)}, has_response_cache=True),
         "evaluator_lag": past(15, count=3, engines={"r1": [step(), None, None]}),
@@ -347,7 +366,7 @@ def test_every_summary_is_a_sentence_that_names_the_pool():
         subject, verdict = next(pair for pair in evaluated(name, history).items() if pair[1].result is BREACH)
         summary = kind.summarize(Scope("chat", "", subject), kind.read({}), verdict)
         assert summary.endswith((".", "x.")), summary
-        assert "chat" in summary or name == "rollout_stuck", summary
+        assert "chat" in summary or name in {"rollout_stuck", "routers_apart"}, summary
         assert "None" not in summary, summary
 
 

@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 
+from controlplane.models import Router
 from telemetry.metrics.windows import PointState, Window
 from telemetry.models import Reading, RouterReading, ScrapeState
 from telemetry.services.figures.replicas import rank_rows
@@ -267,3 +268,39 @@ def test_response_caches_have_readings_of_their_own(pool, metrics_server):
 def test_a_router_without_a_store_has_no_state_of_a_store(pool, metrics_server):
     scrape_router(metrics_server, router_text())
     assert RouterReading.objects.get().cache_store_up is None
+
+
+def test_what_a_router_shares_is_known_while_it_reports_that(pool, metrics_server):
+    def exposition(published, received, age=0.25):
+        shared = "warmpath_router_shared_state_"
+        lines = [
+            f"{shared}peers {2 if age else 0}",
+            f'{shared}bytes_total{{direction="published"}} {published}',
+            f'{shared}bytes_total{{direction="received"}} {received}',
+            *([f"{shared}age_seconds {age}"] if age else []),
+        ]
+        return router_text() + "".join(f"{line}\n" for line in lines)
+
+    pages = [
+        exposition(100, 1000),
+        exposition(200, 3000),
+        exposition(200, 3000, age=None),
+        exposition(20, 30),
+        router_text(),
+        status(500),
+    ]
+    scripted = [text(page) if isinstance(page, str) else page for page in pages]
+    url = metrics_server.script("/router/metrics", *scripted)
+    router = Router.objects.create(name="router-1", admin_url=url, boot="b1", last_seen_at=T0)
+    found = []
+    for number in range(len(pages)):
+        run_cycle(number)
+        found.append(ScrapeState.objects.get(router=router).shared_state)
+
+    first, second, cut_off, restarted, alone, unknown = found
+    assert first == {"peers": 2, "age_s": 0.25, "published": 100, "received": 1000}
+    assert (second["bytes_per_s"], second["peers"]) == (420.0, 2)
+    assert ("age_s" in cut_off, cut_off["peers"]) == (False, 0)
+    assert "bytes_per_s" not in restarted
+    assert alone == {}
+    assert unknown is None
