@@ -37,6 +37,7 @@ BENCHMARKS = {
     "quality": "tests.benchmarks.quality",  # quality of each strategy's choices, and speed of replays
     "response_cache": "tests.benchmarks.response_cache",  # what a response cache and a store that fails cost
     "routers": "tests.benchmarks.routers",  # what several routers without common state lose
+    "sharing": "tests.benchmarks.sharing",  # live routers that share their state, beside the simulator
     "strategies": "tests.benchmarks.strategies",  # every strategy against least_load at several loads, with limits
     "soak": "tests.benchmarks.soak",  # goals that need long runs or large numbers; not run by default
     "router": "tests.benchmarks.router",  # the router, nginx and direct access side by side
@@ -54,6 +55,7 @@ ON_DEMAND = {
     "predictions",
     "response_cache",
     "routers",
+    "sharing",
     "soak",
     "strategies",
     "what_if",

@@ -6,18 +6,21 @@ import os
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import mean
 from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import pytest
 import uvloop
 from django.db import transaction
 
 from routing.balancing.strategies.registry import STRATEGIES
+from routing.replay.routers import Sharing
 from routing.schema import PrefixHashSettings, Settings
 from routing.types import Reason
 from telemetry.metrics.engine import read_replica
@@ -31,6 +34,7 @@ from tests.benchmarks import (
     predictions,
     quality,
     response_cache,
+    sharing,
     strategies,
 )
 from tests.benchmarks.__main__ import NEEDS_DJANGO, main
@@ -304,6 +308,17 @@ def test_events_raise_the_hit_rate_of_two_routers_and_hardly_change_that_of_one(
             assert with_events.error_tokens < 0.7 * without.error_tokens
     assert gains[0] > -0.05  # about 0 in the mean over many seeds, 0.03 either way in one
     assert gains[1] > 0.03
+
+
+@pytest.mark.timeout(300)
+def test_the_sharing_benchmark_plays_and_simulates_the_same_requests(valkey: str) -> None:
+    options = Namespace(workload="chat", requests=24, speed=40.0, plain=True)
+    row = uvloop.run(sharing.measure(f"unix://{urlsplit(valkey).path}", options, 2, Sharing.STATE))
+
+    assert row.failed == 0
+    assert row.ttft_s > 0 < row.predicted_s
+    assert 0 < row.hit_ratio < 1
+    assert 0 < row.predicted_hit_ratio < 1
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings.name)

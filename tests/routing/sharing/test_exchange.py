@@ -267,9 +267,7 @@ async def test_a_refusal_of_the_server_is_logged_without_credentials_and_tried_a
     start: Start, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Redis.from_url(server.url) as redis:
-        redis.execute_command(
-            "ACL", "SETUSER", "reader", "on", ">hidden", "+@all", "-publish", "allchannels", "allkeys"
-        )
+        redis.execute_command("ACL", "SETUSER", "reader", "on", ">hidden", "+subscribe", "&warmpath-state:*")
         router = start(1, at=server.url.replace("unix://", "unix://reader:hidden@"))
         await until(lambda: router.exchange.errors["publish"] > 1)
         refused = router.exchange.published
