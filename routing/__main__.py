@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from routing import process
 
+# No lines about each connection, and none of handlers of forks: the process that reads large bodies does not use gRPC.
+GRPC_SETTINGS = {"GRPC_VERBOSITY": "ERROR", "GRPC_ENABLE_FORK_SUPPORT": "0"}
 COMMANDS = {
     "serve": ("routing.server", "route requests to replicas"),
-    "picker": ("routing.picker.command", "choose replicas for an Envoy that carries the bytes"),
+    "picker": ("routing.picker.service", "choose replicas for an Envoy that carries the bytes"),
     "replica": ("routing.standin.server", "pretend to be a vLLM replica"),
     "play": ("routing.traffic.command", "send traffic through a router and measure what a client sees"),
     "simulate": ("routing.replay.command", "replay a trace over modelled replicas under a policy"),
@@ -28,7 +31,17 @@ def main(argv: Sequence[str]) -> int:
         return 0 if name in {"-h", "--help"} else 2
     if name in {"serve", "picker"}:
         process.block_signals()  # importing the signal handlers' modules takes half a second
-    run: Callable[[Sequence[str]], int | None] = import_module(COMMANDS[name][0]).main
+    if name == "picker":
+        for variable, value in GRPC_SETTINGS.items():
+            os.environ.setdefault(variable, value)  # gRPC reads them when it is imported
+    try:
+        run: Callable[[Sequence[str]], int | None] = import_module(COMMANDS[name][0]).main
+    except ImportError as error:
+        if name != "picker":
+            raise
+        extra = "install the packages of the extra: pip install 'warmpath[picker]'"
+        sys.stderr.write(f"warmpath picker: {error}; {extra}\n")
+        return 2
     return run(argv[1:]) or 0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,8 +22,8 @@ from routing.picker.endpoints import Endpoints
 from routing.picker.ext_proc import Incoming, ProcessingStream, StreamEndedError
 from routing.picker.messages import HealthCheckRequest, HealthCheckResponse, ProcessingRequest, ProcessingResponse
 from routing.proxy.services import ActiveConfiguration
-from routing.server import new_router
-from routing.settings import ServeSettings
+from routing.server import new_router, run
+from routing.settings import ServeSettings, read_picker_settings
 from routing.singleprocess import SingleProcess
 
 EXTERNAL_PROCESSOR: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -162,3 +162,8 @@ class Certificate:
         except OSError as error:
             raise TlsError(f"{files.certificate} with the key {files.key} cannot be read: {error.strerror}") from None
         return grpc.ssl_server_certificate_configuration([pair])
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run an endpoint picker; exit status as of ``serve``."""
+    return run(argv, read_picker_settings, Picker)

@@ -9,17 +9,30 @@ came back was sent more than ``SILENT_S`` ago, whatever the cause, it counts no 
 Connections are replaced when they are lost, and when nothing has come back for ``REPLACE_S``. Bytes are limited:
 ``MAX_BYTES_PER_S`` published, prompts that exceed it are left out, and ``MAX_UNACKNOWLEDGED`` messages on their way to
 the server.
+
+Messages are sealed with a key that the server does not have: the identity of the router's process, a sequence number, a
+nonce and the update in MessagePack, encrypted with AES-256-GCM. Channel, identity and number are authenticated with it.
+Key and channel follow from the fleet's ``hash_secret``, so fleets that share a server do not see each other, and
+whoever can publish on the channel, but has no key, can tell routers nothing.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from hashlib import blake2b
 from math import inf
+from struct import Struct as Layout
 from struct import error
 from time import monotonic
-from typing import Final
+from typing import Final, NamedTuple
+
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.residency import Residency
@@ -27,8 +40,8 @@ from routing.http.tasks import Background, Periodic
 from routing.log import event
 from routing.observability.metrics import PREFIX, header, labels
 from routing.response_cache.store_connection import Address, Reply, StoreConnection, command
-from routing.sharing.messages import IDENTITY_BYTES, Message, Seal, origin_of
-from routing.sharing.view import PERIOD_S, SILENT_S, WHOLE_S, OwnState, SharedView
+from routing.schema import derived_key
+from routing.sharing.view import PERIOD_S, SILENT_S, WHOLE_S, OwnState, SharedView, Update
 from routing.types import TargetId
 
 CONNECT_S: Final = 1.0
@@ -40,7 +53,54 @@ MAX_BYTES_PER_S: Final = 4 << 20
 BURST_S: Final = 0.25  # of these bytes
 MAX_MESSAGE_BYTES: Final = 2 << 20  # of a peer: larger ones are not opened
 
+VERSION: Final = 1
+IDENTITY_BYTES: Final = 8
+_HEADER: Final = Layout(f"!{IDENTITY_BYTES}sQ")
+_NONCE_BYTES: Final = 12
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(Update).decode
+
 logger = logging.getLogger(__name__)
+
+
+class Message(NamedTuple):
+    """An update and its origin."""
+
+    identity: bytes
+    sequence: int
+    update: Update
+
+
+class Seal:
+    """Seals and opens messages of one fleet."""
+
+    def __init__(self, hash_secret: str) -> None:
+        name = f"{VERSION} {sys.byteorder}".encode()  # of hashes, whose bytes are this machine's
+        digest = blake2b(name, digest_size=8, key=derived_key(hash_secret, "shared state names")).hexdigest()
+        self.channel = f"warmpath-state:{digest}".encode()
+        self._cipher = AESGCM(derived_key(hash_secret, "shared state"))
+
+    def close(self, message: Message) -> bytes:
+        """A message as bytes."""
+        header, nonce = _HEADER.pack(message.identity, message.sequence), os.urandom(_NONCE_BYTES)
+        return header + nonce + self._cipher.encrypt(nonce, _encode(message.update), self.channel + header)
+
+    def open(self, data: bytes) -> Message | None:
+        """The message; None if it is not one of this fleet's."""
+        try:
+            identity, sequence = origin_of(data)
+            header, nonce = data[: _HEADER.size], data[_HEADER.size : _HEADER.size + _NONCE_BYTES]
+            text = self._cipher.decrypt(nonce, data[_HEADER.size + _NONCE_BYTES :], self.channel + header)
+            return Message(identity, sequence, _decode(text))
+        except (InvalidTag, ValueError, error, msgspec.MsgspecError):
+            return None
+
+
+def origin_of(data: bytes) -> tuple[bytes, int]:
+    """Identity and sequence number that a message claims; struct.error if it is too short."""
+    identity, sequence = _HEADER.unpack_from(data)
+    return identity, sequence
 
 
 class Exchange:

@@ -13,7 +13,7 @@ from routing.balancing import residency as residency_module
 from routing.balancing.load_tracker import LoadTracker, Ticket
 from routing.balancing.residency import Residency
 from routing.sharing import view as view_module
-from routing.sharing.messages import Message, Seal
+from routing.sharing.exchange import Message, Seal
 from routing.sharing.view import HASH_BYTES, MAX_PEERS, PLACED_BYTES, SILENT_S, TOLD_S, OwnState, SharedView, Update
 from routing.types import TargetId
 
