@@ -25,7 +25,7 @@ from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.residency import Residency
 from routing.types import TargetId
 
-PERIOD_S: Final = 0.025  # between updates while there is something to tell
+PERIOD_S: Final = 0.05  # between updates while there is something to tell
 WHOLE_S: Final = 0.3  # between whole updates: a peer misses two of them before this router counts as silent
 SILENT_S: Final = 1.0
 PROGRESS_S: Final = 0.1  # of prefill, at the target's measured rate

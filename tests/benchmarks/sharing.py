@@ -5,8 +5,8 @@ router, with nothing shared and with shared state. ``sim`` is the simulator with
 them, and engines with the same parameters. Both as ratios to one router, because a client's own time is part of a live
 TTFT; ``--speed`` times as fast, because the trace would take an hour. About 3 minutes.
 
-``--cpu``: user and system time of a router per request, in us. Four routers that share get as many requests each; then
-a router that does not share gets the same. Bodies have 8 KiB, of which seven eighths were sent before.
+``--cpu``: user and system time of a router per request, in us: four routers that share, and four that do not, get the
+same traffic in turns. Bodies have 8 KiB, of which seven eighths were sent before.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from routing.replay.replay import replay, report
 from routing.replay.routers import SeveralRouters, Sharing, router_placers
 from routing.schema import LowestCostSettings, ReplicaConfig
 from routing.settings import STATE_URL
+from routing.sharing.view import PERIOD_S
 from routing.traffic.client import ChatClient, ChatResult, total
 from routing.traffic.columns import Columns
 from routing.traffic.mix import TraceWorkload
@@ -50,7 +51,7 @@ REPLICAS = 8
 ENGINE_BLOCK_TOKENS = 16
 WORKLOADS = {"chat": (chat, FastEngineConfig(4000), 0.7), "coding": (coding, FastEngineConfig(1500), 1.5)}
 CASES = ((1, Sharing.NONE), (2, Sharing.NONE), (2, Sharing.STATE), (4, Sharing.STATE))
-DELAY_S = 0.03  # of the simulator: a period of 25 ms, and the server
+DELAY_S = PERIOD_S  # of the simulator; the server adds about a millisecond
 
 
 class Row(NamedTuple):
@@ -171,21 +172,23 @@ def _stand(
 
 
 async def compare_cpu(url: str, options: argparse.Namespace) -> None:
-    """CPU per request of routers that share, and of one that does not."""
+    """CPU per request of routers that share, and of others that do not."""
     model = FastEngineConfig(2000, prefill_rate=400_000.0, step_s=0.004, decode_s=0.00005)
     options.requests = min(options.requests, 400)
     traffic = Traffic(seed=1)
-    with _stand(url, 4, model, options, alone=1) as (*sharing, off):
-        figures: list[tuple[float, float]] = []
-        for _ in range(options.rounds + 1):
-            before = sum(map(cpu_ns, sharing))
-            await asyncio.gather(*[serve(it.port, traffic, Traffic.next_turn, options) for it in sharing])
-            shared_us = (sum(map(cpu_ns, sharing)) - before) / 1e3 / options.requests / len(sharing)
-            before = cpu_ns(off)
-            await serve(off.port, traffic, Traffic.next_turn, options)
-            figures.append((shared_us, (cpu_ns(off) - before) / 1e3 / options.requests))
-        for shared_us, off_us in figures[1:]:
-            print(
-                f"4 routers: {shared_us:.0f} us a request, without sharing {off_us:.0f}, ratio {shared_us / off_us:.3f}"
-            )
-        print(f"median ratio {median(shared / off for shared, off in figures[1:]):.3f}")
+
+    async def cpu_us(routers: Sequence[Proxy]) -> float:
+        before = sum(map(cpu_ns, routers))
+        await asyncio.gather(*[serve(it.port, traffic, Traffic.next_turn, options) for it in routers])
+        return (sum(map(cpu_ns, routers)) - before) / 1e3 / options.requests / len(routers)
+
+    ratios = []
+    with _stand(url, 4, model, options, alone=4) as routers:
+        for number in range(options.rounds + 1):
+            shared_us, alone_us = await cpu_us(routers[:4]), await cpu_us(routers[4:])
+            if number:  # the first round fills the caches
+                ratios.append(shared_us / alone_us)
+                print(
+                    f"{shared_us:.0f} us a request, without sharing {alone_us:.0f}, ratio {ratios[-1]:.3f}", flush=True
+                )
+    print(f"median ratio {median(ratios):.3f}")
