@@ -31,6 +31,7 @@ CHECKED = [
     ("replay-prefixes", "`round_robin`"),
     ("replay-difficult", "`nothing_shared`"),
     ("replay-routers", "`chat`"),
+    ("replay-sharing", "`coding, session keys`"),
 ]
 
 

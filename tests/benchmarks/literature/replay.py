@@ -5,7 +5,7 @@ Workloads, fleets and caches are those of ``tests/benchmarks/quality.py`` and ``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -116,11 +116,11 @@ DIFFICULT_TABLE = Table(
 # --- several routers -------------------------------------------------------------------------------------
 
 
-def _routers_row(workload: routers.Workload) -> list[str]:
+def _routers_row(workload: routers.Workload, ways: Sequence[Sharing]) -> list[str]:
     forest = forest_of(workload.name)
     single: dict[str, Any] = {}
     cells = []
-    for count, sharing in routers.cases():
+    for count, sharing in ((1, Sharing.NONE), *((count, way) for way in ways for count in routers.ROUTERS[1:])):
         found = report(routers.run(workload, forest, count, sharing), forest.columns)
         ttft_s, hit_rate = found["ttft_s"]["mean"], found["token_hit_rate"]
         if not single:
@@ -132,14 +132,19 @@ def _routers_row(workload: routers.Workload) -> list[str]:
     return cells
 
 
-ROUTERS_TABLE = Table(
-    "replay-routers",
-    (
-        "",
-        "1 router: hit %, mean TTFT, CoV",
-        *(f"`{sharing}`: {count}" for sharing in Sharing for count in routers.ROUTERS[1:]),
-    ),
-    {f"`{workload.title}`": partial(_routers_row, workload) for workload in routers.WORKLOADS},
+def _routers_table(name: str, ways: Sequence[Sharing], workloads: Iterable[routers.Workload]) -> Table:
+    columns = (f"`{way}`: {count}" for way in ways for count in routers.ROUTERS[1:])
+    rows = {f"`{workload.title}`": partial(_routers_row, workload, ways) for workload in workloads}
+    return Table(name, ("", "1 router: hit %, mean TTFT, CoV", *columns), rows)
+
+
+ROUTERS_TABLE = _routers_table(
+    "replay-routers", (Sharing.NONE, Sharing.EVENTS), (it for it in routers.WORKLOADS if it.name != "coding")
+)
+SHARING_TABLE = _routers_table(
+    "replay-sharing",
+    (Sharing.NONE, Sharing.STATE),
+    (it for it in routers.WORKLOADS if it.name in {"chat", "coding", "tides", "nothing_shared"}),
 )
 
-REPLAY_TABLES = (CHAT_TABLE, LITERATURE_TABLE, DIFFICULT_TABLE, ROUTERS_TABLE)
+REPLAY_TABLES = (CHAT_TABLE, LITERATURE_TABLE, DIFFICULT_TABLE, ROUTERS_TABLE, SHARING_TABLE)
