@@ -9,9 +9,8 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from routing.balancing import residency as residency_module
 from routing.balancing.load_tracker import LoadTracker, Ticket
-from routing.balancing.residency import Residency
+from routing.balancing.residency import MAX_PLACED, Residency
 from routing.sharing import view as view_module
 from routing.sharing.exchange import Message, Seal
 from routing.sharing.view import HASH_BYTES, MAX_PEERS, PLACED_BYTES, SILENT_S, TOLD_S, OwnState, SharedView, Update
@@ -176,13 +175,12 @@ def test_prompts_of_peers_are_not_recorded_at_a_replica_that_caches_nothing() ->
     assert other.loads.load(A).recent > 0
 
 
-def test_prompts_that_wait_for_a_publisher_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residency_module, "MAX_PLACED", 3)
+def test_prompts_that_wait_for_a_publisher_are_bounded() -> None:
     one = Router()
-    for number in range(5):
-        one.send(A, 100, chain(number))
+    for number in range(MAX_PLACED + 2):
+        one.residency.insert(A, chain(number), 0.0)
 
-    assert len(one.residency.placed) == 3
+    assert len(one.residency.placed) == MAX_PLACED
 
 
 def test_a_lost_update_is_repaired_by_the_next_whole_one() -> None:
