@@ -144,7 +144,7 @@ def affinity_by_thread(process: int) -> list[frozenset[int]]:
 def test_every_strategy_is_within_its_limits_and_uses_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quality, "CHAT_REQUESTS", 2000)
     monkeypatch.setattr(quality, "DIFFICULT_REQUESTS", 2000)
-    for cached in (quality.forest_of, strategies.sessions_of):
+    for cached in (quality.forest_of, strategies.sessions_in):
         cached.cache_clear()
 
     rows = {
@@ -159,7 +159,7 @@ def test_every_strategy_is_within_its_limits_and_uses_caches(monkeypatch: pytest
         hits = {name: row.figures["token_hit_rate"] for name, row in found.items()}
         assert min(hits[name] for name in affine - {"session_affinity"}) >= 0.95 * max(hits.values())
         assert min(hits[name] for name in affine) > hits["least_load"]
-    for cached in (quality.forest_of, strategies.sessions_of):
+    for cached in (quality.forest_of, strategies.sessions_in):
         cached.cache_clear()
 
 
@@ -222,13 +222,13 @@ def test_the_document_has_what_each_part_of_the_rule_saves() -> None:
 
 def test_a_request_that_begins_with_a_whole_prompt_continues_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quality, "DIFFICULT_REQUESTS", 400)
-    for cached in (quality.forest_of, strategies.sessions_of):
+    for cached in (quality.forest_of, strategies.sessions_in):
         cached.cache_clear()
     columns = quality.forest_of("agents").columns
-    sessions = strategies.sessions_of("agents")
+    sessions = strategies.sessions_in("agents")
     assert len(sessions) == len(columns)
     assert set(Counter(sessions).values()) == {20}
-    for cached in (quality.forest_of, strategies.sessions_of):
+    for cached in (quality.forest_of, strategies.sessions_in):
         cached.cache_clear()
 
 
