@@ -197,8 +197,8 @@ class StrategyPlacer:
         )
         self._residency = residency if isinstance(settings, ResidencySettings) else None
         self._targets = [TargetId(replica.name) for replica in configs]
-        self.own_state = OwnState(self.loads, residency, self._targets)  # what it tells other routers
-        self.view = SharedView(self.loads, residency, self._targets)  # what they have told it
+        self.own_state = OwnState(self.loads, residency, self._targets)  # what it publishes
+        self.view = SharedView(self.loads, residency, self._targets)  # what other routers have published
         self.keys = KeyIndex(settings, columns) if keys is None else keys
         self._index_by_name = {replica.name: number for number, replica in enumerate(configs)}
         modelled = GroupReplicas(configs, self.loads, seed, residency)
@@ -222,12 +222,12 @@ class StrategyPlacer:
         return self._strategy.choose(keys, self._candidates)
 
     def take_update(self, now_s: float) -> Update | None:
-        """What this router tells the others now; None if nothing has changed."""
+        """What this router publishes now; None if nothing has changed."""
         self._clock.now_s = now_s
         return self.own_state.take(now_s)
 
     def apply_update(self, router: int, sequence: int, update: Update, now_s: float) -> None:
-        """Use what another router has told."""
+        """Use what another router has published."""
         self._clock.now_s = now_s
         self.view.apply(router.to_bytes(), sequence, update, now_s)
 

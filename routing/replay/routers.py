@@ -108,7 +108,7 @@ class SeveralRouters:
             self._updates.on_change(number, now_s)
 
     def _deliver(self, now_s: float) -> None:
-        """Tell the routers what they know by now of each other's requests."""
+        """Deliver the events and updates that have arrived by now."""
         if self._updates is not None:
             self._updates.advance(now_s)
         events = self._events
@@ -159,7 +159,7 @@ class ExchangedUpdates:
         if update is not None:
             self.taken += 1
             self._travelling.append((now_s + self._travel_s, number, self.taken, update))
-        # a period of 0 tells every change at once, but not the progress of prefill between changes
+        # a period of 0 publishes every change at once, but not the progress of prefill between changes
         self._set_due(number, now_s + self._period_s if router.own_state.has_waiting and self._period_s else inf)
 
     def _set_due(self, number: int, due_s: float) -> None:

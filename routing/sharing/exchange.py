@@ -2,7 +2,7 @@
 
 Theory of operation. Every ``PERIOD_S`` the router publishes what has changed, on one channel for the whole fleet, and
 it subscribes to that channel over a connection of its own. Nothing is stored: a server that is flushed loses nothing,
-and one whose memory is full still delivers. Whoever has no peers publishes only that it is alive.
+and one whose memory is full still delivers. A router without peers publishes heartbeats only.
 
 The router hears its own messages too, which shows how old its view is without comparing clocks: if the newest one that
 came back was sent more than ``SILENT_S`` ago, whatever the cause, it counts no peers, and decides as if it were alone.
@@ -13,7 +13,7 @@ the server.
 Messages are sealed with a key that the server does not have: the identity of the router's process, a sequence number, a
 nonce and the update in MessagePack, encrypted with AES-256-GCM. Channel, identity and number are authenticated with it.
 Key and channel follow from the fleet's ``hash_secret``, so fleets that share a server do not see each other, and
-whoever can publish on the channel, but has no key, can tell routers nothing.
+messages of anybody without the key are ignored.
 """
 
 from __future__ import annotations
@@ -160,9 +160,9 @@ class Exchange:
         return 0 if self.view is None else self.view.counted
 
     @property
-    def not_told(self) -> int:
-        """Prompts that peers were not told of, because too many bytes were published."""
-        return 0 if self._own is None else self._own.not_told
+    def not_published(self) -> int:
+        """Prompts that were not published, because too many bytes were."""
+        return 0 if self._own is None else self._own.not_published
 
     def lines(self) -> Iterator[str]:
         """Prometheus text."""
@@ -183,7 +183,7 @@ class Exchange:
                 yield f"{PREFIX}shared_state_{name}_total{{{labels(direction=direction)}}} {value}"
         text = "What was lost, by kind: updates and prompts of peers, prompts of this router, commands, connections."
         yield from header("shared_state_losses_total", "counter", text)
-        losses = {"updates": self.view.lost, "prompts_not_published": self.not_told, **self.errors}
+        losses = {"updates": self.view.lost, "prompts_not_published": self.not_published, **self.errors}
         for kind, count in losses.items():
             yield f"{PREFIX}shared_state_losses_total{{{labels(kind=kind)}}} {count}"
 

@@ -1,4 +1,4 @@
-"""The shared view of a router: what it tells its peers of its own requests, and what peers have told it of theirs.
+"""The shared view of a router: what it publishes of its own requests, and what its peers have published of theirs.
 
 Theory of operation. Each router publishes its own queued work and running requests at each target, as absolute values,
 so that a lost update is repaired by the next one; and the prompts that it has sent, as their chains of block hashes. A
@@ -7,8 +7,8 @@ prompts of all. So its own decisions count at once, those of others after the de
 
 Values are published when they change. While a prompt is being prefilled its remaining tokens fall all the time; that is
 published once it makes a difference of ``PROGRESS_S``. A *whole* update has all loads above zero, and replaces what the
-router has said before: it is sent at least every ``WHOLE_S``, and tells at the same time that the router is alive. A
-peer that was not heard of for ``SILENT_S``, by this router's own clock, counts as nothing.
+router has published before: it is sent at least every ``WHOLE_S``, and is a heartbeat at the same time. A peer that
+was not heard of for ``SILENT_S``, by this router's own clock, counts as nothing.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.residency import Residency
 from routing.types import TargetId
 
-PERIOD_S: Final = 0.05  # between updates while there is something to tell
+PERIOD_S: Final = 0.05  # between updates while something has changed
 WHOLE_S: Final = 0.3  # between whole updates: a peer misses two of them before this router counts as silent
 SILENT_S: Final = 1.0
 PROGRESS_S: Final = 0.1  # of prefill, at the target's measured rate
-TOLD_S: Final = 10.0  # the blocks of a prompt that was told within this time are not told again
-MAX_TOLD: Final = 8192  # prompts that are remembered as told, and as many before them
+REPUBLISH_S: Final = 10.0  # the blocks of a prompt that were published within this time are not published again
+MAX_PUBLISHED: Final = 8192  # prompts that are remembered as published, and as many before them
 MAX_PEERS: Final = 64  # remembered; beyond that the one that was silent for longest is forgotten
 HASH_BYTES: Final = 8
 MAX_HASHES_BYTES: Final = HASH_BYTES * 2048  # of the longest chain
@@ -44,16 +44,16 @@ Hashes = Annotated[bytes, Meta(max_length=MAX_HASHES_BYTES)]
 
 
 class Update(Struct, array_like=True):
-    """What one router tells the others at one time. Nothing in it reveals any text: hashes are keyed."""
+    """What one router publishes at one time. Nothing in it reveals any text: hashes are keyed."""
 
     is_whole: bool  # ``loads`` are all loads above zero; else those that changed
     loads: dict[Name, tuple[Running, Tokens]]  # by target: running requests, and tokens that wait for their prefill
-    # Target, estimated tokens of a block, block hashes of a prompt; no hashes: it was told a short time ago.
+    # Target, estimated tokens of a block, block hashes of a prompt; no hashes: they were published a short time ago.
     placed: list[tuple[Name, BlockTokens, Hashes]]
 
 
 class OwnState:
-    """What this router tells its peers."""
+    """What this router publishes for its peers."""
 
     def __init__(self, loads: LoadTracker, residency: Residency, targets: Iterable[TargetId] = ()) -> None:
         self._loads = loads
@@ -61,11 +61,13 @@ class OwnState:
         self._targets = set(targets)
         self._position: int | None = None  # in the load tracker's journal; None: everything has changed
         self._waiting: set[TargetId] = set()  # targets at which a prompt of this router is being prefilled
-        self._told: dict[TargetId, tuple[int, int, int]] = {}  # running, waiting tokens without progress, and with it
-        self._told_prompts: tuple[set[tuple[TargetId, int]], set[tuple[TargetId, int]]] = (set(), set())
-        self._told_since_s = -inf  # when the first of these was begun; the other one is older
+        self._published: dict[
+            TargetId, tuple[int, int, int]
+        ] = {}  # running, waiting tokens without progress, and with it
+        self._published_prompts: tuple[set[tuple[TargetId, int]], set[tuple[TargetId, int]]] = (set(), set())
+        self._published_since_s = -inf  # when the first of these was begun; the other one is older
         self._peers = 0
-        self.not_told = 0  # prompts that were left out because an update would have become too large
+        self.not_published = 0  # prompts that were left out because an update would have become too large
 
     @property
     def has_waiting(self) -> bool:
@@ -73,9 +75,9 @@ class OwnState:
         return bool(self._waiting)
 
     def configure(self, targets: Iterable[TargetId]) -> None:
-        """Tell the loads of these targets from now on."""
+        """Publish the loads of these targets from now on."""
         self._targets = set(targets)
-        self._told = {name: told for name, told in self._told.items() if name in self._targets}
+        self._published = {name: told for name, told in self._published.items() if name in self._targets}
         self._position = None
 
     def set_peers(self, count: int) -> None:
@@ -84,7 +86,7 @@ class OwnState:
             if not count or not self._peers:
                 self._residency.placed = [] if count else None
                 self._position = None
-            self._peers, self._told_prompts = count, (set(), set())
+            self._peers, self._published_prompts = count, (set(), set())
 
     def take(self, now_s: float, *, is_whole: bool = False, max_bytes: float = inf) -> Update | None:
         """What changed since the last update, prompts only as far as they fit; None if nothing did."""
@@ -94,26 +96,26 @@ class OwnState:
         self._position = loads.position
         names = self._targets if changes is None else self._waiting | {load.target for load in changes} & self._targets
         self._waiting = set()
-        told: dict[str, tuple[int, int]] = {}
+        changed: dict[str, tuple[int, int]] = {}
         for name in names:
             values = self._values(name, now_s, is_whole=is_whole)
             if values is not None:
-                told[name] = values
+                changed[name] = values
         placed = self._take_placed(now_s, max_bytes)
-        return Update(is_whole, told, placed) if told or placed or is_whole else None
+        return Update(is_whole, changed, placed) if changed or placed or is_whole else None
 
     def _values(self, name: TargetId, now_s: float, *, is_whole: bool) -> tuple[int, int] | None:
-        """Running requests and waiting tokens of this router at a target; None if there is nothing new to tell."""
+        """Running requests and waiting tokens of this router at a target; None if nothing has changed."""
         load = self._loads.load(name)
         running, waiting = load.running - load.remote_running, load.waiting_tokens - load.remote_tokens
         remaining = max(0, int(load.remaining_tokens(now_s)) - load.remote_tokens)
         if load.waiting:
             self._waiting.add(name)
-        before = self._told.get(name, (0, 0, 0))
+        before = self._published.get(name, (0, 0, 0))
         progress = abs(before[2] - remaining)
         has_changed = before[:2] != (running, waiting) or progress >= PROGRESS_S * load.prefill.tokens_per_s
         if has_changed or is_whole:
-            self._told[name] = (running, waiting, remaining)
+            self._published[name] = (running, waiting, remaining)
         if not is_whole:
             return (running, remaining) if has_changed else None
         return (running, remaining) if running or remaining else None
@@ -123,18 +125,18 @@ class OwnState:
         if not placed:
             return []
         self._residency.placed = []
-        age_s = now_s - self._told_since_s
-        if age_s > TOLD_S / 2 or len(self._told_prompts[0]) > MAX_TOLD:
-            self._told_prompts = (set(), set() if age_s > TOLD_S else self._told_prompts[0])
-            self._told_since_s = now_s
-        new, old = self._told_prompts
+        age_s = now_s - self._published_since_s
+        if age_s > REPUBLISH_S / 2 or len(self._published_prompts[0]) > MAX_PUBLISHED:
+            self._published_prompts = (set(), set() if age_s > REPUBLISH_S else self._published_prompts[0])
+            self._published_since_s = now_s
+        new, old = self._published_prompts
         taken: list[tuple[str, int, bytes]] = []
         for target, block_tokens, chain in placed:
             # A block's hash depends on all blocks before it.
             is_new = len(chain) > 0 and (prompt := (target, chain[-1])) not in new and prompt not in old
             max_bytes -= PLACED_BYTES + (HASH_BYTES * len(chain) if is_new else 0)
             if max_bytes < 0:
-                self.not_told += len(placed) - len(taken)
+                self.not_published += len(placed) - len(taken)
                 break
             if is_new:
                 new.add(prompt)
@@ -155,7 +157,7 @@ class Peer:
 
 
 class SharedView:
-    """What all peers have told, applied to this router's loads and residency."""
+    """What all peers have published, applied to this router's loads and residency."""
 
     def __init__(self, loads: LoadTracker, residency: Residency, targets: Iterable[TargetId] = ()) -> None:
         self._loads = loads
@@ -171,7 +173,7 @@ class SharedView:
         return sum([peer.is_counted for peer in self.peers.values()])
 
     def configure(self, targets: Iterable[TargetId]) -> None:
-        """Use what peers say of these targets; call before the loads of others are forgotten."""
+        """Use what peers publish of these targets; call before the loads of others are forgotten."""
         before, self._targets = self._targets, set(targets)
         for name in before - self._targets:
             self._loads.set_remote_load(name, 0, 0)
@@ -187,14 +189,12 @@ class SharedView:
         if peer.sequence >= 0:
             self.lost += sequence - peer.sequence - 1
         peer.sequence, peer.seen_s = sequence, now_s
-        changed: set[str] = set(update.loads)
-        if not peer.is_counted:  # what it said before its silence is outdated
+        if not peer.is_counted:  # what it published before its silence is outdated
             peer.is_counted, peer.loads = True, {}
-        if update.is_whole:
-            changed |= peer.loads.keys()
-            peer.loads = update.loads
-        else:
-            peer.loads.update(update.loads)
+        before, loads = peer.loads, update.loads if update.is_whole else peer.loads | update.loads
+        # Only these: each is a change for the order of candidates, and whole updates repeat the loads of all targets.
+        changed = [name for name in before.keys() | update.loads if before.get(name) != loads.get(name)]
+        peer.loads = loads
         for name, block_tokens, hashes in update.placed:
             replica = self._residency.replica(target := TargetId(name)) if name in self._targets else None
             if replica is not None and not len(hashes) % HASH_BYTES:

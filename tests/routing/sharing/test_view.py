@@ -1,4 +1,4 @@
-"""What routers tell each other, and what they make of it."""
+"""What routers publish, and what their peers make of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from routing.balancing.load_tracker import LoadTracker, Ticket
 from routing.balancing.residency import MAX_PLACED, Residency
 from routing.sharing import view as view_module
 from routing.sharing.exchange import Message, Seal
-from routing.sharing.view import HASH_BYTES, MAX_PEERS, PLACED_BYTES, SILENT_S, TOLD_S, OwnState, SharedView, Update
+from routing.sharing.view import (
+    HASH_BYTES,
+    MAX_PEERS,
+    PLACED_BYTES,
+    REPUBLISH_S,
+    SILENT_S,
+    OwnState,
+    SharedView,
+    Update,
+)
 from routing.types import TargetId
 
 A, B, ELSEWHERE = TargetId("a"), TargetId("b"), TargetId("elsewhere")
@@ -86,7 +95,7 @@ def test_a_first_token_and_an_end_reach_the_peers() -> None:
     assert one.take() is None
 
 
-def test_progress_of_a_prefill_is_told_in_steps() -> None:
+def test_progress_of_a_prefill_is_published_in_steps() -> None:
     one = Router()
     one.send(A, 8000)
     told = []
@@ -98,6 +107,21 @@ def test_progress_of_a_prefill_is_told_in_steps() -> None:
     assert told[0] == 8000
     assert all(earlier - later >= 0.1 * RATE for earlier, later in pairwise(told))
     assert 8 <= len(told) <= 11
+
+
+def test_a_whole_update_that_repeats_loads_changes_nothing() -> None:
+    one, other = Router(), Router()
+    one.send(A, 1000)
+    tell(one, other, 1)
+    known = other.loads.position
+    tell(one, other, 2, is_whole=True)
+    repeated = other.loads.position
+    one.send(B, 70)
+    tell(one, other, 3, is_whole=True)
+
+    assert repeated == known, "the order of candidates is not updated"
+    assert (other.seen(A), other.seen(B)) == ((1, 1000), (1, 70))
+    assert len(list(other.loads.changes_since(known))) == 1  # of B
 
 
 def test_a_peer_knows_the_prompts_that_others_have_sent() -> None:
@@ -131,11 +155,11 @@ def test_prompts_that_do_not_fit_are_left_out_and_loads_are_not() -> None:
 
     assert update.loads == {"a": (3, 300)}
     assert len(update.placed) == 2
-    assert one.own.not_told == 1
+    assert one.own.not_published == 1
     assert one.residency.placed == []
 
 
-def test_a_prompt_that_was_told_a_short_time_ago_is_counted_and_its_blocks_are_not_told_again() -> None:
+def test_a_prompt_that_was_told_a_short_time_ago_is_counted_and_its_blocks_are_not_published_again() -> None:
     one, other, prompt = Router(), Router(), chain(1, 20)
     one.send(A, 100, prompt)
     tell(one, other, 1)
@@ -143,7 +167,7 @@ def test_a_prompt_that_was_told_a_short_time_ago_is_counted_and_its_blocks_are_n
     one.send(B, 100, prompt)
     again = one.take()
     other.view.apply(b"sender", 2, again, 0.0)
-    one.now_s += TOLD_S + 1
+    one.now_s += REPUBLISH_S + 1
     one.send(A, 100, prompt)
     later = one.take()
     one.own.set_peers(2)
@@ -155,14 +179,14 @@ def test_a_prompt_that_was_told_a_short_time_ago_is_counted_and_its_blocks_are_n
     assert len(one.take().placed[0][2]) == 20 * HASH_BYTES  # the new peer has none of them
 
 
-def test_what_is_remembered_as_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view_module, "MAX_TOLD", 3)
+def test_what_is_remembered_as_published_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_module, "MAX_PUBLISHED", 3)
     one = Router()
     for number in range(50):
         one.send(A, 100, chain(number))
         one.take()
 
-    assert sum(map(len, one.own._told_prompts)) <= 8
+    assert sum(map(len, one.own._published_prompts)) <= 8
 
 
 def test_prompts_of_peers_are_not_recorded_at_a_replica_that_caches_nothing() -> None:
