@@ -66,6 +66,8 @@ class SharedState:
         """Whether the router sees all others, as a badge."""
         if self.age_s is None:
             return "cut off"
+        if not self.others:
+            return "alone"
         return "sharing" if self.peers >= self.others else "apart"
 
 

@@ -121,3 +121,11 @@ def test_the_list_says_whether_routers_that_share_their_state_see_each_other(vis
     assert "2 of 2 others" in cells[0]
     assert "120 ms old, 20 KiB/s" in cells[0]
     assert "others" not in cells[3]
+
+
+def test_a_router_without_others_that_share_is_alone(visitor, router):
+    ScrapeState.objects.create(router=router, at=timezone.now(), shared_state={"peers": 0, "age_s": 0.12})
+    text = visitor.get("/routers/").text
+
+    assert "no other router shares" in text
+    assert ">alone<" in re.sub("<span[^>]*></span>", "", text)
