@@ -29,6 +29,7 @@ CHECKS: dict[str, tuple[list[str | Path], dict[str, str]]] = {
     "deployment": ([*MANAGE, "check", "--deploy", "--fail-level", "WARNING"], PRODUCTION),
     "migrations": ([sys.executable, "-W", "ignore", *MANAGE[1:], "makemigrations", "--check", "--dry-run"], TESTING),
     "interface": ([*MANAGE, "api_contract", "--check"], TESTING),
+    "size": ([sys.executable, "-m", "tests.benchmarks", "size"], {}),
     "documents": ([sys.executable, "-m", "pytest", "-q", "tests/contracts/documents"], {}),
 }
 

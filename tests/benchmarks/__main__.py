@@ -38,6 +38,7 @@ BENCHMARKS = {
     "response_cache": "tests.benchmarks.response_cache",  # what a response cache and a store that fails cost
     "routers": "tests.benchmarks.routers",  # what several routers without common state lose
     "sharing": "tests.benchmarks.sharing",  # live routers that share their state, beside the simulator
+    "size": "tests.benchmarks.size",  # lines of code by part, beside their budget; part of make check
     "strategies": "tests.benchmarks.strategies",  # every strategy against least_load at several loads, with limits
     "soak": "tests.benchmarks.soak",  # goals that need long runs or large numbers; not run by default
     "router": "tests.benchmarks.router",  # the router, nginx and direct access side by side
@@ -56,12 +57,13 @@ ON_DEMAND = {
     "response_cache",
     "routers",
     "sharing",
+    "size",
     "soak",
     "strategies",
     "what_if",
 }
 NEEDS_DJANGO = {"breakdown", "guard", "picker", "soak", "telemetry"}  # their modules import models
-WITH_OPTIONS = ON_DEMAND | {"alerts", "causes", "guard", "quality", "telemetry"}
+WITH_OPTIONS = (ON_DEMAND - {"size"}) | {"alerts", "causes", "guard", "quality", "telemetry"}
 
 
 def main(arguments: list[str]) -> int:

@@ -35,6 +35,7 @@ from tests.benchmarks import (
     quality,
     response_cache,
     sharing,
+    size,
     strategies,
 )
 from tests.benchmarks.__main__ import NEEDS_DJANGO, main
@@ -70,14 +71,18 @@ def test_options_are_rejected_unless_one_benchmark_accepts_them(capsys: pytest.C
     assert "quality" in capsys.readouterr().err
 
 
-def test_the_product_has_at_most_450_modules() -> None:
-    paths = [
-        path
-        for package in ("controlplane", "routing", "telemetry")
-        for path in (Path(__file__).parents[2] / package).rglob("*.py")
-    ]
-    modules = [path for path in paths if path.name != "__init__.py" and path.parent.name != "migrations"]
-    assert 300 < len(modules) <= 450
+def test_only_lines_with_code_count() -> None:
+    source = (
+        '"""Module."""\n\nimport os  # one\n\n\ndef f():\n    """Says\n    more."""\n    # why\n    return """a\nb"""\n'
+    )
+    assert size.code_lines(source) == 4  # import, def, and the text of two lines
+
+
+def test_a_total_above_its_limit_is_named() -> None:
+    within = Counter(size.LIMITS)
+    assert list(size.above_limits(within)) == []
+    (excess,) = size.above_limits(within + Counter(tests=1))
+    assert excess.startswith(f"tests: {size.LIMITS['tests'] + 1:,}, and the limit is {size.LIMITS['tests']:,}.")
 
 
 def test_requests_pushes_and_scrapes_use_few_files_and_requests_use_only_native_modules() -> None:
