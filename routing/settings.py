@@ -125,10 +125,12 @@ def state_exchange(environ: Mapping[str, str] = os.environ) -> Exchange | None:
     url = from_environment(environ, STATE_URL)
     if url is None:
         return None
-    from routing.sharing.exchange import Exchange  # noqa: PLC0415 - a router that is alone does not need it
+    # A router that is alone does not need them.
+    from routing.sharing.exchange import Exchange  # noqa: PLC0415
+    from routing.sharing.transports import ServerTransport  # noqa: PLC0415
 
     try:
-        return Exchange(url)
+        return Exchange(ServerTransport(url))
     except ValueError:
         raise _invalid_url(STATE_URL) from None
 

@@ -1,16 +1,15 @@
-"""The exchange of updates through a Redis-compatible server, beside requests and never on their path.
+"""The exchange of updates with all routers of a fleet, beside requests and never on their path.
 
-Theory of operation. Every ``PERIOD_S`` the router publishes what has changed, on one channel for the whole fleet, and
-it subscribes to that channel over a connection of its own. Nothing is stored: a server that is flushed loses nothing,
-and one whose memory is full still delivers. A router without peers publishes heartbeats only.
+Theory of operation. Every ``PERIOD_S`` a router publishes what has changed, on one channel for the whole fleet, by its
+transport: a Redis-compatible server, or datagrams between workers. Nothing is stored: a server that is flushed loses
+nothing, and one whose memory is full still delivers. A router without peers publishes heartbeats only. Each worker of a
+router is a router here, with an identity that begins with what they have in common.
 
 The router hears its own messages too, which shows how old its view is without comparing clocks: if the newest one that
 came back was sent more than ``SILENT_S`` ago, whatever the cause, it counts no peers, and decides as if it were alone.
-Connections are replaced when they are lost, and when nothing has come back for ``REPLACE_S``. Bytes are limited:
-``MAX_BYTES_PER_S`` published, prompts that exceed it are left out, and ``MAX_UNACKNOWLEDGED`` messages on their way to
-the server.
+Bytes are limited: ``MAX_BYTES_PER_S`` published, prompts that exceed it are left out.
 
-Messages are sealed with a key that the server does not have: the identity of the router's process, a sequence number, a
+Messages are sealed with a key that a server does not have: the identity of the router's process, a sequence number, a
 nonce and the update in MessagePack, encrypted with AES-256-GCM. Channel, identity and number are authenticated with it.
 Key and channel follow from the fleet's ``hash_secret``, so fleets that share a server do not see each other, and
 messages of anybody without the key are ignored.
@@ -18,7 +17,6 @@ messages of anybody without the key are ignored.
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections import Counter, deque
@@ -37,31 +35,23 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.residency import Residency
 from routing.http.tasks import Background, Periodic
-from routing.log import event
 from routing.observability.metrics import PREFIX, header, labels
-from routing.response_cache.store_connection import Address, Reply, StoreConnection, command
 from routing.schema import derived_key
+from routing.sharing.transports import MAX_MESSAGE_BYTES, Transport
 from routing.sharing.view import PERIOD_S, SILENT_S, WHOLE_S, OwnState, SharedView, Update
 from routing.types import TargetId
 
-CONNECT_S: Final = 1.0
-FIRST_PAUSE_S: Final = 0.1  # before connecting again, doubled up to LAST_PAUSE_S
-LAST_PAUSE_S: Final = 2.0
-REPLACE_S: Final = 3.0  # without a message of its own that came back
-MAX_UNACKNOWLEDGED: Final = 16
 MAX_BYTES_PER_S: Final = 4 << 20
 BURST_S: Final = 0.25  # of these bytes
-MAX_MESSAGE_BYTES: Final = 2 << 20  # of a peer: larger ones are not opened
 
 VERSION: Final = 1
 IDENTITY_BYTES: Final = 8
+ROUTER_BYTES: Final = 4  # of these: what the processes of one router have in common
 _HEADER: Final = Layout(f"!{IDENTITY_BYTES}sQ")
 _NONCE_BYTES: Final = 12
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Update).decode
-
-logger = logging.getLogger(__name__)
 
 
 class Message(NamedTuple):
@@ -106,33 +96,28 @@ def origin_of(data: bytes) -> tuple[bytes, int]:
 class Exchange:
     """One router's part of the exchange. Methods never raise for a fault of the server or of a peer."""
 
-    def __init__(self, url: str) -> None:
-        """ValueError for a URL that is none of redis, rediss and unix."""
-        self._address = Address.of(url)
+    def __init__(self, transport: Transport, router: str = "") -> None:
+        """``router``: what the processes of one router have in common, in hexadecimal; "": there is only one."""
+        self.transport = transport
+        self._router = bytes.fromhex(router)[:ROUTER_BYTES]
         self._seal: Seal | None = None  # None: there is no configuration yet
         self._secret = ""
         self._identity = b""
         self._own: OwnState | None = None
         self.view: SharedView | None = None
         self._clock = monotonic  # the load tracker's, once it is bound
-        self._publishing: StoreConnection | None = None
-        self._subscribing: StoreConnection | None = None
-        self._connect_at_s, self._pause_s = -inf, FIRST_PAUSE_S
         self._sequence = 0
         self._sent_s: deque[tuple[int, float]] = deque(maxlen=256)  # numbers of own messages, and when they were sent
         self._returned_s = -inf  # when the newest own message that came back was sent
-        self._opened_s = -inf  # when the connections were opened
         self._whole_s = -inf  # when the last whole update was sent
-        self._is_connected_logged = self._is_lost_logged = False
-        self._unacknowledged = 0
         self._budget_bytes, self._budget_s = 0.0, -inf
         self._periodic = Periodic(Background.SHARING, PERIOD_S, self._run, reads_first=True)
         self.published_bytes = self.received_bytes = self.published = self.received = 0
-        self.errors: Counter[str] = Counter()
+        self.errors: Counter[str] = transport.errors
 
     def bind(self, identity: str, loads: LoadTracker, residency: Residency) -> None:
         """Share the state of a router. ``identity``: different each time its process starts, in hexadecimal."""
-        self._identity = bytes.fromhex(identity)[:IDENTITY_BYTES].rjust(IDENTITY_BYTES, b"\0")
+        self._identity = (self._router + bytes.fromhex(identity))[:IDENTITY_BYTES].rjust(IDENTITY_BYTES, b"\0")
         self._clock = loads.clock
         self._own, self.view = OwnState(loads, residency), SharedView(loads, residency)
 
@@ -145,7 +130,7 @@ class Exchange:
         view.configure(configured)
         if hash_secret != self._secret:
             self._secret, self._seal = hash_secret, Seal(hash_secret)
-            self._disconnect(ConnectionAbortedError())
+            self.transport.join(self._seal.channel, self._on_message)
         self._periodic.start()
 
     @property
@@ -156,8 +141,10 @@ class Exchange:
 
     @property
     def peers(self) -> int:
-        """Peers that count."""
-        return 0 if self.view is None else self.view.counted
+        """Other routers that this process hears; the processes of one router count once, its own not."""
+        peers = {} if self.view is None else self.view.peers
+        routers = {identity[:ROUTER_BYTES] for identity, peer in peers.items() if peer.is_counted}
+        return len(routers - {self._identity[:ROUTER_BYTES]})
 
     @property
     def not_published(self) -> int:
@@ -168,8 +155,9 @@ class Exchange:
         """Prometheus text."""
         if self.view is None:
             return
-        yield from header("shared_state_peers", "gauge", "Other routers that this one hears, and whose loads count.")
-        yield f"{PREFIX}shared_state_peers {self.peers}"
+        if self.transport.reaches_routers:
+            yield from header("shared_state_peers", "gauge", "Other routers that this one hears, whose loads count.")
+            yield f"{PREFIX}shared_state_peers {self.peers}"
         text = "Age of what this router knows of its peers, at most; none while the server is not reached."
         yield from header("shared_state_age_seconds", "gauge", text)
         if (age_s := self.age_s) is not None:
@@ -190,13 +178,11 @@ class Exchange:
     def close(self) -> None:
         """Tell peers that no request runs here any more, and stop."""
         self._periodic.stop()
-        if self.peers and self._seal is not None and self._own is not None:
+        if self.view is not None and self.view.counted and self._seal is not None and self._own is not None:
             self._own.configure(())
             self._publish(self._seal, self._own, self._clock(), is_whole=True)
-        self._seal = None  # what happens to the connections from now on is not an error
-        for connection in (self._publishing, self._subscribing):
-            if connection is not None:
-                connection.close()
+        self._seal = None
+        self.transport.close()
 
     # --- every period ---
 
@@ -206,19 +192,17 @@ class Exchange:
             return
         view.expire(now_s, is_connected=now_s - self._returned_s <= SILENT_S)
         own.set_peers(view.counted)
-        if not self._is_connected(seal, now_s):
-            return
         is_whole = now_s - self._whole_s >= WHOLE_S
-        if (view.counted or is_whole) and self._unacknowledged < MAX_UNACKNOWLEDGED:
+        if self.transport.is_ready(now_s, self._returned_s) and (view.counted or is_whole):
             self._publish(seal, own, now_s, is_whole=is_whole)
 
     def _publish(self, seal: Seal, own: OwnState, now_s: float, *, is_whole: bool) -> None:
         elapsed_s = min(BURST_S, now_s - self._budget_s)
         self._budget_s = now_s
         self._budget_bytes = min(BURST_S * MAX_BYTES_PER_S, self._budget_bytes + elapsed_s * MAX_BYTES_PER_S)
-        update = own.take(now_s, is_whole=is_whole, max_bytes=self._budget_bytes)
-        connection = self._publishing
-        if update is None or connection is None:
+        max_bytes = min(self._budget_bytes, self.transport.max_bytes)
+        update = own.take(now_s, is_whole=is_whole, max_bytes=max_bytes)
+        if update is None:
             return
         if is_whole:
             self._whole_s = now_s
@@ -226,64 +210,14 @@ class Exchange:
         data = seal.close(Message(self._identity, self._sequence, update))
         self._budget_bytes -= len(data)
         self._sent_s.append((self._sequence, now_s))
-        self._unacknowledged += 1
         self.published += 1
         self.published_bytes += len(data)
-        connection.send(command(b"PUBLISH", seal.channel, data), self._on_published)
+        self.transport.send(data)
 
-    def _on_published(self, reply: Reply) -> None:
-        self._unacknowledged -= 1
-        if isinstance(reply, Exception):
-            self.errors["publish"] += 1
-            self._disconnect(reply)
-
-    # --- the connections ---
-
-    def _is_connected(self, seal: Seal, now_s: float) -> bool:
-        """Whether both connections exist; opens them if it is time."""
-        publishing, subscribing = self._publishing, self._subscribing
-        if publishing is None or subscribing is None:
-            if now_s >= self._connect_at_s:
-                self._connect(seal, now_s)
-            return False
-        if publishing.is_opening or subscribing.is_opening:
-            return False
-        if now_s - max(self._returned_s, self._opened_s) > REPLACE_S:
-            self._disconnect(TimeoutError())
-            return False
-        return True
-
-    def _connect(self, seal: Seal, now_s: float) -> None:
-        self._connect_at_s = now_s + self._pause_s
-        self._pause_s = min(LAST_PAUSE_S, 2 * self._pause_s)
-        self._opened_s = now_s
-        self._publishing = StoreConnection(self._address, CONNECT_S, self._on_lost)
-        self._subscribing = StoreConnection(self._address, CONNECT_S, self._on_lost, self._on_message)
-        self._subscribing.send(command(b"SUBSCRIBE", seal.channel), None)
-
-    def _on_lost(self, _was_open: bool) -> None:
-        errors = [connection.error for connection in (self._publishing, self._subscribing) if connection is not None]
-        self._disconnect(next((error for error in errors if error is not None), ConnectionResetError()))
-
-    def _disconnect(self, reason: Exception) -> None:
-        """Close both connections; the next period opens new ones."""
-        connections, self._publishing, self._subscribing = (self._publishing, self._subscribing), None, None
-        if connections == (None, None) or self._seal is None:
+    def _on_message(self, data: bytes) -> None:
+        if self._seal is None or self.view is None:
             return
-        self.errors["connection"] += 1
-        if not self._is_lost_logged:
-            self._is_lost_logged, self._is_connected_logged = True, False
-            text = f"{type(reason).__name__}: {reason}"[:200]
-            event(logger, "shared_state_lost", level=logging.WARNING, peers=self.peers, reason=text)
-        self._connect_at_s = max(self._connect_at_s, self._clock() + self._pause_s)
-        for connection in connections:
-            if connection is not None:
-                connection.abort(reason)
-
-    def _on_message(self, reply: list[bytes]) -> None:
-        if reply[0] != b"message" or len(reply) != 3 or self._seal is None or self.view is None:
-            return
-        data, now_s = reply[2], self._clock()
+        now_s = self._clock()
         try:
             identity, sequence = origin_of(data)
         except error:
@@ -307,7 +241,4 @@ class Exchange:
         while sent_s and sent_s[0][0] < sequence:
             sent_s.popleft()
         if sent_s and sent_s[0][0] == sequence:
-            if not self._is_connected_logged:
-                self._is_connected_logged, self._is_lost_logged = True, False
-                event(logger, "shared_state_connected")
-            self._returned_s, self._pause_s = sent_s.popleft()[1], FIRST_PAUSE_S
+            self._returned_s = sent_s.popleft()[1]

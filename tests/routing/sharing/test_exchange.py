@@ -19,8 +19,9 @@ from redis import Redis
 from controlplane.stack.servers import valkey_child
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.residency import Residency
-from routing.sharing import exchange as exchange_module
-from routing.sharing.exchange import MAX_UNACKNOWLEDGED, Exchange
+from routing.sharing import transports
+from routing.sharing.exchange import Exchange
+from routing.sharing.transports import MAX_UNACKNOWLEDGED, ServerTransport
 from routing.types import TargetId
 from tests.conftest import running
 
@@ -32,8 +33,8 @@ DEADLINE_S = 60.0
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a connection may take longer, and so may messages."""
-    monkeypatch.setattr(exchange_module, "CONNECT_S", 10.0)
-    monkeypatch.setattr(exchange_module, "REPLACE_S", 1000.0)
+    monkeypatch.setattr(transports, "CONNECT_S", 10.0)
+    monkeypatch.setattr(transports, "REPLACE_S", 1000.0)
 
 
 @pytest.fixture
@@ -54,8 +55,8 @@ class Router:
         self.loads, self.residency = LoadTracker(), Residency(64)
         for target in (A, B):
             self.residency.add_replica(target)
-        self.exchange = Exchange(url)
-        self.exchange.bind(f"{number:016x}", self.loads, self.residency)
+        self.exchange = Exchange(ServerTransport(url))
+        self.exchange.bind(f"{number:08x}{number:08x}", self.loads, self.residency)
         self.exchange.configure(secret, [A, B])
 
     def send(self, target: TargetId, tokens: int, prompt: array[int]) -> Any:
@@ -160,7 +161,7 @@ async def test_garbage_on_the_channel_is_counted_and_changes_nothing(start: Star
     await until(lambda: other.seen[0][0] == 1)
     chance = random.Random("garbage")
     [channel] = commands.pubsub_channels("warmpath-state:*")
-    own = bytes(7) + b"\x01"
+    own = (bytes(3) + b"\x01") * 2
     for size in (0, 1, 15, 16, 40, 1000, 3 << 20):
         commands.publish(channel, chance.randbytes(size))
         commands.publish(channel, own + chance.randbytes(size))
@@ -253,7 +254,7 @@ async def test_a_paused_server_costs_the_shared_view_and_bounded_memory(start: S
     with paused(pid):
         await until(lambda: not other.exchange.peers)
         before = one.exchange.published
-        await until(lambda: one.exchange._unacknowledged == MAX_UNACKNOWLEDGED)
+        await until(lambda: one.exchange.transport.unacknowledged == MAX_UNACKNOWLEDGED)
         for number in range(20):
             one.send(B, 0, prompt(number))
         unsent = one.exchange.published - before
