@@ -9,7 +9,7 @@ from rest_framework import serializers
 
 from controlplane.api.fields import ById, ByName, SchemaField, VersionedSerializer, by_username
 from controlplane.models import ConfigSnapshot, PolicyRevision, Rollout, RolloutHistoryEntry, RoutingPolicy, TaskGroup
-from controlplane.services.impact.effect import Impact
+from controlplane.services.impact import Impact
 from controlplane.services.policies.publish_checks import FindingCode
 from controlplane.services.policies.rollout_plans import GuardLimits, Plan, Stage
 from controlplane.services.policies.rollouts import Progress, router_progress

@@ -31,7 +31,7 @@ from controlplane.api.viewsets.base import (
 )
 from controlplane.errors import InvalidError, NotADraftError
 from controlplane.models import CURRENT_REVISIONS, ConfigSnapshot, PolicyRevision, Rollout, RoutingPolicy
-from controlplane.services.impact.compare import (
+from controlplane.services.impact import (
     current_fleet,
     effects_of_configurations,
     effects_of_revisions,

@@ -16,7 +16,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from controlplane.database.transactions import repeatable_read
 from controlplane.errors import PredictionRequiredError
 from controlplane.models import PolicyRevision, Pool, RevisionState, Rollout, RolloutState, RoutingPolicy, TaskGroup
-from controlplane.services.impact.compare import current_fleet, effects_of_settings, warnings_of_settings
+from controlplane.services.impact import current_fleet, effects_of_settings, warnings_of_settings
 from controlplane.services.policies.lifecycle import (
     create_policy,
     discard_draft,

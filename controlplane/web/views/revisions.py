@@ -14,7 +14,7 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from controlplane.errors import ConflictError
 from controlplane.models import ConfigSnapshot, PolicyRevision, RevisionState, RolloutState, Router, RoutingPolicy
-from controlplane.services.impact.compare import effects_of_configurations, effects_of_revisions
+from controlplane.services.impact import effects_of_configurations, effects_of_revisions
 from controlplane.services.policies.lifecycle import filter_revisions, revert_policy
 from controlplane.services.policies.settings import diff_settings, policy_catalogue
 from controlplane.web.base import current_user, first_page, int_parameter

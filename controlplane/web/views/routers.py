@@ -18,8 +18,7 @@ from django.views.decorators.http import require_GET, require_http_methods
 from controlplane.errors import ConflictError
 from controlplane.models import ConfigSnapshot, Router
 from controlplane.push.client import signing_key_id
-from controlplane.services.impact.compare import effects_of_configurations
-from controlplane.services.impact.effect import Effect
+from controlplane.services.impact import Effect, effects_of_configurations
 from controlplane.services.routers import remove_router
 from controlplane.services.snapshots import newest_snapshot
 from controlplane.web.base import confirm_page, current_user, render_live, requested_sort

@@ -15,7 +15,7 @@ import numpy as np
 from django.db.models import Max
 
 from controlplane.models import PolicyRevision
-from controlplane.services.impact.compare import current_fleet
+from controlplane.services.impact import current_fleet
 from controlplane.services.policies.settings import settings_digest
 from routing.schema import PoolConfig
 from telemetry.lab.captured import CapturedTraffic, EngineFit, ReplayInput, fit_engine, replay_input

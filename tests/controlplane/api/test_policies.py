@@ -83,7 +83,7 @@ def test_a_diff_shows_effects(api, pool):
     assert effect["affected"] == ["pool default"]
     assert "placed by prefix_hash instead of round_robin" in effect["text"]
     assert (effect["impact"], effect["moved_ratio"]) == ("cold_caches", None)
-    assert [warning["id"] for warning in diff["warnings"]] == ["capacity-unknown"]
+    assert diff["warnings"] == []
 
 
 def test_a_diff_shows_warnings(api, pool):
@@ -91,7 +91,7 @@ def test_a_diff_shows_warnings(api, pool):
 
     (warning,) = api.get("/api/v1/policies/default/diff").data["warnings"]
 
-    assert (warning["id"], warning["text"]) == ("no-replica", "Pool default has no replica.")
+    assert (warning["id"], warning["text"]) == ("no-active-replica", "Pool default has no active replica.")
     assert warning["unaffected"]
     assert warning["to_do"]
 

@@ -43,7 +43,7 @@ def test_any_two_configurations_can_be_compared(visitor, history):
     text = visitor.get(f"/configurations/compare/?from={first}&to={last}").text
 
     assert "placed by prefix_hash instead of round_robin" in text
-    assert "Replica r1 joins the ring" in text
+    assert "Replica r1 of pool default is added." in text
     assert "No effect on any request" in visitor.get(f"/configurations/compare/?from={last}&to={last}").text
     assert "Select two configurations" in visitor.get("/configurations/compare/?from=x").text
     assert visitor.get(f"/configurations/compare/?from={first}&to=99").status_code == 404

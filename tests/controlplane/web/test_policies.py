@@ -203,12 +203,12 @@ def test_the_check_says_what_saving_would_do(visitor, policy):
     )
 
 
-def test_likely_mistakes_are_shown_before_publishing(visitor, policy, replica):
+def test_likely_mistakes_are_shown_before_publishing(visitor, policy):
     check = visitor.post(path(policy, "check/?strategy=prefix_hash"), {"slack_s": "1"}).text
     save_draft(policy, {"strategy": "prefix_hash"})
 
     for text in (check, visitor.get(path(policy)).text):
-        assert "have only one active replica, r1." in text
+        assert "Pool default has no active replica." in text
         assert "Not affected:" in text
 
 

@@ -60,7 +60,7 @@ def test_any_two_are_compared_by_their_numbers(visitor, history):
     assert "Revision 2 compared with 3" in text
     assert "<del>1.5</del>" in text
     assert "<ins>2.5</ins>" in text
-    assert "preferred replica up to 2.5 s of prefill longer than that saves, instead of 1.5" in text
+    assert "slack_s is 2.5 instead of 1.5 seconds." in text
     assert "?from=3&amp;to=2" in text  # the other way round
 
 

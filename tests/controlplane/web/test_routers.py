@@ -45,7 +45,7 @@ def test_a_refusal_stands_there_in_words_with_what_is_unaffected_and_what_is_mis
     for text in (page(visitor, router).text, visitor.get("/routers/").text):
         assert "Object contains unknown field `colour`" in text
         assert f"It continues to serve with configuration {behind - 1}, which it validated" in text
-    assert "Replica r2 joins the ring" in page(visitor, router).text  # what its requests lack
+    assert "Replica r2 of pool default is added." in page(visitor, router).text  # what its requests lack
 
 
 def test_a_router_that_is_not_reached_says_why(visitor, router, behind):
