@@ -48,7 +48,6 @@ from controlplane.services.fleet.replicas import set_replica_state
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, remove_policy, save_draft
 from controlplane.services.policies.settings import are_equal_settings, canonical_settings, diff_settings
 from controlplane.services.snapshots import single_snapshot
-from routing.schema import without_removed
 
 FORMAT = 1
 SECRET_PLACEHOLDER = "(a secret)"  # noqa: S105 - shown instead of a secret
@@ -319,7 +318,7 @@ class _Application:
     def _apply_settings(self, policy: RoutingPolicy, value: Any, path: Path) -> None:
         """Publish or draft settings, unless they are active, being rolled out, or drafted already."""
         with _errors_at(path, instead_of="$.settings"):
-            settings = canonical_settings(without_removed(value))  # a bundle may be of an earlier release
+            settings = canonical_settings(value)
         live, canary, draft = policy.live(), policy.canary(), policy.draft()
         if any(revision is not None and are_equal_settings(revision.settings, settings) for revision in (live, canary)):
             return

@@ -151,7 +151,6 @@ class Pool(VersionedModel):
     caps = JSONField(null=True, blank=True)  # routing.schema.Caps
     concurrency = JSONField(null=True, blank=True)  # routing.schema.ConcurrencyConfig; None: no limit
     tier1 = JSONField(null=True, blank=True)  # routing.schema.Tier1; None: the policy's
-    share_half_life = PositiveIntegerField(null=True, blank=True)  # requests
     stream_usage = CharField(  # noqa: DJ001 - None: the routers' default
         max_length=8, null=True, blank=True, choices=[(usage.value, usage.value) for usage in StreamUsage]
     )
@@ -170,10 +169,6 @@ class Pool(VersionedModel):
         ordering = ("name",)
         constraints = (
             well_formed("pool_name_form", SHORT_NAME),
-            CheckConstraint(
-                condition=Q(share_half_life=None) | Q(share_half_life__range=(100, 1_000_000)),
-                name="pool_share_half_life_range",
-            ),
             CheckConstraint(
                 condition=Q(adapter_replicas=None) | Q(adapter_replicas__range=(1, 10_000)),
                 name="pool_adapter_replicas_range",
@@ -285,7 +280,6 @@ class TaskGroup(VersionedModel):
     replicas = models.ManyToManyField(Replica, related_name="groups", blank=True)  # allowed subset; none: all
     match = models.JSONField(null=True, blank=True)  # routing.schema.GroupMatch; None: only the header
     tier1 = models.JSONField(null=True, blank=True)  # routing.schema.Tier1; None: the pool's or policy's
-    auto_replicas = models.JSONField(null=True, blank=True)  # routing.schema.AutoReplicas, instead of ``replicas``
     priority = models.PositiveSmallIntegerField(default=0)  # in the admission queue, 0 first
     concurrency = models.JSONField(null=True, blank=True)  # routing.schema.ConcurrencyConfig; None: no limit
     caps = models.JSONField(null=True, blank=True)  # routing.schema.Caps; None: the pool's

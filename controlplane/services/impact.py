@@ -227,7 +227,7 @@ _OBJECTS = {
 _ON_RING = frozenset({"state", "weight", "role", "data_parallel_size"})  # fields of a replica
 # Fields and branches that decide which requests are accepted, and those that decide the session or group of a request.
 _ACCEPTANCE = frozenset({"adapters", "aliases", "allowed_origins", "api_key", "caps", "concurrency", "models", "paths"})
-_SESSIONS = frozenset({"match", "session_keys", "auto_replicas", "hot_ratio"})
+_SESSIONS = frozenset({"match", "session_keys", "hot_ratio"})
 _UNSET = {"paths": "all", "session_keys": "the default", "replicas": "all replicas"}  # null, where it is not "none"
 _BOUNDARY_FIELDS = {  # used with each boundary
     schema.Boundary.AUTO: ("boundary_bytes",),
@@ -386,11 +386,10 @@ class _Difference:
             text = f"{_capital(self.subject)} {verb} a policy of its own with the same settings."
             return self._effect("policy", Impact.NONE, text, moved=0.0)
         impact, moved = Impact.PLACEMENT, None
-        policies = [old.pool.policy, *(group.policy for group in old.pool.groups if group.policy)]
-        if isinstance(after, schema.ResidencySettings):
-            if not any(isinstance(policy.settings, schema.ResidencySettings) for policy in policies):
+        if after.uses_residency:
+            if not old.pool.uses_residency:
                 impact = Impact.COLD_CACHES  # routers begin to learn what replicas have cached
-        elif isinstance(before, schema.ResidencySettings):
+        elif before.uses_residency:
             impact, moved = Impact.COLD_CACHES, moved_by_chance(new.points)
         text = f"Requests of {self.subject} are placed by {after.name} instead of {before.name}."
         return self._effect("strategy", impact, text, moved)

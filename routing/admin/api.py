@@ -374,7 +374,6 @@ def _explanation(router: Router, explained: ExplainRequest) -> dict[str, Any]:
             # the hash that each task group would have to claim to get this request
             "hash_by_group": {group: format_hash(tier1) for group, tier1 in hashes.items()},
         },
-        "group_replicas": _group_replicas(decision),
         "prefill": prefill,
         # None: the request's group has no response cache. A hit has no decision: nothing is placed.
         "response_cache": None if caches is None or scope is None else caches.explain(request, scope),
@@ -415,14 +414,6 @@ def _client_request(explained: ExplainRequest, active: ActiveConfiguration) -> R
         if request.grant is None:
             raise RejectedRequestError(422, f"key: no API key is named {explained.key[:64]!r}")
     return request
-
-
-def _group_replicas(decision: Decision) -> dict[str, Any] | None:
-    """The replicas allocated to the group by its traffic, and its share; None if the configuration names them."""
-    route = decision.route
-    if not route.follows_traffic or route.shares is None:
-        return None
-    return {"share_ratio": route.shares.share(route.group), "replicas": route.shares.replicas(route.group)}
 
 
 async def purge_memory_and_store(

@@ -5,10 +5,8 @@ routes of each pool and task group (``routes.py``). A router replaces its whole 
 and health are kept outside and carry over. ``decide`` does all that happens to a request before it is sent, and also
 serves ``/admin/explain``, so explanations and placements agree.
 
-``preferred_targets`` tells warm-ups which replicas will get a prefix. A strategy that hashes prefixes has one preferred
-replica or a few for each: for a hot prefix under ``affinity_groups``, as many as it owns. Under a strategy that uses
-the residency, the replica that is sent a prefix becomes its replica, so the ring order divides the prefixes. Under any
-other strategy every replica gets every prefix.
+``preferred_targets`` tells warm-ups which replicas will get a prefix: the first in its ring order, as many as the
+strategy's ``preferred_count``.
 
 A decision holds where a request goes and why, the keys of the request, and loads and costs of the candidates.
 """
@@ -21,7 +19,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from routing.balancing.allocation import GroupShares
 from routing.balancing.candidates import Candidates, Choice
 from routing.balancing.disaggregation import PrefillTarget
 from routing.balancing.load_tracker import Load, LoadTracker, Ticket, TokenRatio, TokenRatios, models_of
@@ -29,7 +26,6 @@ from routing.balancing.replicas import HealthRegistry, Target, targets_of
 from routing.balancing.request import MatchedGroup, Models, PlacementRequest, ServedModel, TaskGroupMatcher
 from routing.balancing.residency import Residency
 from routing.balancing.routes import CanaryVerdict, Route, RouteBuilder, carry_over, uses_residency
-from routing.balancing.strategies.affinity_groups import AffinityGroups
 from routing.balancing.strategies.strategy import Estimate, Keys, MediaKey
 from routing.balancing.warm_up_prefixes import PrefixKey, WarmUpPrompt
 from routing.prompt.hashing import PrefixHasher, boundary_end
@@ -38,11 +34,8 @@ from routing.schema import (
     PolicyConfig,
     ReplicaConfig,
     ReplicaState,
-    ResidencySettings,
     RouterConfig,
-    SessionAffinitySettings,
     Tier1,
-    TieredSettings,
 )
 from routing.types import BLOCK_BYTES, BLOCK_TOKENS, MatchedBy, NoReplicaError, PrefixHash, Reason, ReplicaId, TargetId
 
@@ -309,27 +302,11 @@ def preferred_targets(
     route: Route, prefix: PrefixHash, targets: Collection[TargetId], is_available: Callable[[TargetId], bool]
 ) -> list[TargetId]:
     """The ``targets`` that a prefix prefers, out of all that are available. A short walk of the ring."""
-    count = _preferred_count(route, prefix)
-    members = set(route.shares.replicas(route.group)) if route.follows_traffic and route.shares is not None else None
-    all_targets = route.replicas.targets
-
-    def is_usable(target: TargetId) -> bool:
-        return is_available(target) and (members is None or all_targets[target].replica.name in members)
-
+    count = route.strategy.preferred_count(prefix)
     if count is None:
-        return [target for target in targets if target in all_targets and is_usable(target)]
-    preferred = islice(filter(is_usable, route.replicas.ring.walk(prefix)), count)
+        return [target for target in targets if target in route.replicas.targets and is_available(target)]
+    preferred = islice(filter(is_available, route.replicas.ring.walk(prefix)), count)
     return [target for target in preferred if target in targets]
-
-
-def _preferred_count(route: Route, prefix: PrefixHash) -> int | None:
-    """How many replicas share a prefix; None: all of them."""
-    settings = route.policy.settings
-    if isinstance(settings, TieredSettings):
-        return settings.replicas
-    if isinstance(route.strategy, AffinityGroups):
-        return len(route.strategy.plan().get(prefix, ())) or 1
-    return 1 if isinstance(settings, ResidencySettings) and not isinstance(settings, SessionAffinitySettings) else None
 
 
 class _Pool(NamedTuple):
@@ -365,7 +342,6 @@ class Placement:
         self.models = Models(config)
         self.matcher = TaskGroupMatcher(config, self._hasher)
         self._pools: dict[str, _Pool] = {}
-        self._shares: dict[str, GroupShares] = {}
         self.targets_by_replica = {
             replica.name: [target.id for target in targets_of(replica)]
             for pool in config.pools
@@ -374,18 +350,13 @@ class Placement:
         self._residency_pools = {pool.name for pool in config.pools if uses_residency(pool)}
         for pool in config.pools:
             builder = RouteBuilder(pool, self._hasher, loads, self._residency, seed=seed, router=router)
-            if builder.shares is not None:
-                self._shares[pool.name] = builder.shares
             by_group = {group.name: builder.route(group) for group in pool.groups}
             pool_ratios = {model: ratios.for_model(pool.name, model) for model in models_of(pool)}
             own = builder.route(None)
             self._pools[pool.name] = _Pool(self.matcher.group_finder(pool.name), own, by_group, pool_ratios)
 
     def carry_over(self, before: Placement) -> None:
-        """Let groups and strategies continue with what they learnt under the previous configuration."""
-        for pool, shares in self._shares.items():
-            if pool in before._shares:
-                shares.carry_over(before._shares[pool])
+        """Let strategies continue with what they learnt under the previous configuration."""
         carry_over(self._routes(), before._routes())
 
     def prepare(self, health: HealthRegistry) -> Iterator[None]:
@@ -428,8 +399,8 @@ class Placement:
             candidates = route.replicas.with_limited(health, served.adapter)  # no other replica stores the response
         if pinned is not None and pinned in candidates.loads and _is_untried(route, pinned, excluded):
             candidates = candidates.subset([pinned])
-        elif route.follows_traffic or excluded:
-            candidates = _eligible_candidates(route, candidates, served.adapter, excluded)
+        elif excluded:
+            candidates = _without_failed(route, candidates, excluded)
             if not candidates.loads and served.adapter:  # all replicas that serve the adapter have failed
                 candidates = _without_failed(route, route.replicas.with_adapter(health, served.adapter), excluded)
         if not candidates.loads and health.has_limited:
@@ -500,7 +471,8 @@ class Placement:
         """
         route = decision.route
         if not is_retry:
-            record_traffic(route, decision.choice, decision.keys)
+            keys = decision.keys
+            route.strategy.count_request(keys, decision.choice.uncached_tokens(keys.prompt_tokens))
         residency = self._residency if route.pool in self._residency_pools else None
         if residency is not None and not decision.keys.reads_cache:
             self._record_stored(decision)
@@ -541,15 +513,6 @@ class Placement:
         return decision.choice.target in decision.route.replicas.candidates(health, decision.served.adapter)
 
 
-def record_traffic(route: Route, choice: Choice, keys: Keys) -> None:
-    """Count a request's work for its task group and its prefix."""
-    uncached_tokens = choice.uncached_tokens(keys.prompt_tokens)
-    if route.shares is not None:
-        route.shares.count(route.group, uncached_tokens)
-    if route.counting_strategy is not None:
-        route.counting_strategy.count_request(keys, uncached_tokens)
-
-
 def record_dispatch(
     choice: Choice,
     keys: Keys,
@@ -572,21 +535,6 @@ def record_dispatch(
 
 def _is_untried(route: Route, target: TargetId, excluded: Collection[ReplicaId]) -> bool:
     return route.replicas.targets[target].replica.name not in excluded
-
-
-def _eligible_candidates(
-    route: Route, unfiltered: Candidates, adapter: str, excluded: Collection[ReplicaId]
-) -> Candidates:
-    """The eligible replicas of a route that are in the group's current set and not excluded."""
-    group_candidates = unfiltered
-    if route.follows_traffic and route.shares is not None:
-        group_candidates = route.shares.candidates(route.group, route.replicas, unfiltered, adapter)
-    if not excluded:
-        return group_candidates
-    if route.follows_traffic and route.shares is not None:
-        untried = _without_failed(route, unfiltered, excluded)
-        return route.shares.untried_candidates(route.group, route.replicas, untried, group_candidates)
-    return _without_failed(route, group_candidates, excluded)
 
 
 def _without_failed(route: Route, candidates: Candidates, failed: Collection[ReplicaId]) -> Candidates:

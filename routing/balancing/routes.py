@@ -21,13 +21,11 @@ from typing import NamedTuple
 from msgspec import structs
 from xxhash import xxh3_64_intdigest
 
-from routing.balancing.allocation import GroupShares
 from routing.balancing.disaggregation import PrefillRoute
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.replicas import GroupReplicas
 from routing.balancing.request import PlacementRequest, ServedModel, configured_tier1, policy_of, tier1_rule
 from routing.balancing.residency import Residency
-from routing.balancing.strategies.affinity_groups import AffinityGroups
 from routing.balancing.strategies.registry import build_strategy
 from routing.balancing.strategies.strategy import Strategy
 from routing.prompt.hashing import DEFAULT_TIER1, PrefixHasher
@@ -38,7 +36,6 @@ from routing.schema import (
     PoolConfig,
     ReplicaConfig,
     ReplicaRole,
-    ResidencySettings,
     TaskGroupConfig,
     Tier1,
     split_position,
@@ -147,11 +144,8 @@ class Route:
     group: str  # "" for the pool's own requests
     policy: PolicyConfig  # with the revision that places
     strategy: Strategy
-    counting_strategy: AffinityGroups | None  # the strategy, if it counts work
     replicas: GroupReplicas
     tier1: Tier1  # boundary of the tier-1 prefix
-    shares: GroupShares | None  # counts the group's work; None: no group of the pool has ``auto_replicas``
-    follows_traffic: bool  # whether ``shares`` determine its replicas
     arm: Arm | None = None  # None: the policy has no canary
     canary_rule: CanaryRule | None = None  # of the policy, on the active route
     canary_route: CanaryRoute | None = None  # None: there is no canary here
@@ -194,7 +188,6 @@ class RouteBuilder:
         self._seed = seed
         self._router = router
         self._replicas: dict[frozenset[str], GroupReplicas] = {}
-        self.shares = GroupShares(pool, hasher) if any(group.auto_replicas for group in pool.groups) else None
 
     def route(self, group: TaskGroupConfig | None) -> Route:
         """The route of a task group, or of the pool's own requests, with the route of its canary."""
@@ -219,11 +212,8 @@ class RouteBuilder:
             name,
             policy,
             strategy,
-            strategy if isinstance(strategy, AffinityGroups) else None,
             replicas,
             tier1_rule(self._pool, group, policy.settings),
-            self.shares,
-            follows_traffic=self.shares is not None and (group is None or group.auto_replicas is not None),
             prefill=self._prefill_route(group) if self._has_roles else None,
         )
 
@@ -257,17 +247,11 @@ def has_roles(pool: PoolConfig) -> bool:
 
 
 def uses_residency(pool: PoolConfig) -> bool:
-    """Whether any policy of the pool uses the residency; then the requests of all its groups are recorded.
+    """Whether a pool's requests are recorded in the residency.
 
-    A canary counts on every router, so that routers have the data when the canary is extended to them. Where replicas
-    have roles, the residency tells how much of a prompt is to be prefilled.
+    Where replicas have roles, it tells how much of a prompt is to be prefilled.
     """
-    if has_roles(pool):
-        return True
-    policies = [pool.policy, *(group.policy for group in pool.groups if group.policy)]
-    settings = [policy.settings for policy in policies]
-    settings += [policy.canary.settings for policy in policies if policy.canary]
-    return any(isinstance(item, ResidencySettings) for item in settings)
+    return has_roles(pool) or pool.uses_residency
 
 
 def carry_over(routes: Iterable[Route], before: Iterable[Route]) -> None:

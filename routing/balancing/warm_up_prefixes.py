@@ -1,11 +1,11 @@
 """Warm-up prompts: which prefixes are worth sending to a joining replica, and a request body for each of them.
 
 Popular prefixes. Each request counts for its tier-1 prefix in its task group. Counts decay with time: instead of
-reducing all counts, the weight of a request grows (as in ``allocation.py``). So a weight stands for a request rate, and
-a prefix is worth its tokens times its rate. At most ``2 * MAX_PREFIXES`` prefixes are counted; then only the
-``MAX_PREFIXES`` most valuable remain. A body is stored when a prefix occurs again, because many prefixes never do. If
-all bodies together exceed a limit in bytes, the least valuable are dropped, and a prefix whose body was dropped must
-occur twice as often before another one is stored. All of this is in the router's memory only.
+reducing all counts, the weight of a request grows (as in ``strategies/affinity_groups.py``). So a weight stands for a
+request rate, and a prefix is worth its tokens times its rate. At most ``2 * MAX_PREFIXES`` prefixes are counted; then
+only the ``MAX_PREFIXES`` most valuable remain. A body is stored when a prefix occurs again, because many prefixes never
+do. If all bodies together exceed a limit in bytes, the least valuable are dropped, and a prefix whose body was dropped
+must occur twice as often before another one is stored. All of this is in the router's memory only.
 
 Prefix extraction. A body is reduced to the members that chat templates or the engine's cache keys read; client, session
 and sampling parameters are left out. The prompt is cut at an offset of the canonical prompt, whose framing tells which

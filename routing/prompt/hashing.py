@@ -87,11 +87,6 @@ class PrefixHasher:
         """Key of a session: the same for every model, so that a conversation stays on its replica."""
         return PrefixHash(xxh3_64_intdigest(_SEPARATOR.join((b"session", key.encode(), self._secret))))
 
-    def group(self, pool: str, name: str) -> PrefixHash:
-        """Key of a task group, which determines its order of the pool's replicas."""
-        parts = (b"group", pool.encode(), name.encode(), self._secret)
-        return PrefixHash(xxh3_64_intdigest(_SEPARATOR.join(parts)))
-
     def digest(self, data: bytes) -> str:
         """16 hexadecimal digits of a MAC (BLAKE2b), which is safe for data that could be guessed. 1 us."""
         return blake2b(data, key=self._key, digest_size=8).hexdigest()

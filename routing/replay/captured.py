@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from routing.balancing.load_tracker import LoadTracker, Ticket
-from routing.balancing.placement import record_dispatch, record_traffic
+from routing.balancing.placement import record_dispatch
 from routing.balancing.replicas import HealthRegistry
 from routing.balancing.residency import RUN_TOKENS, Residency
 from routing.balancing.routes import Route, RouteBuilder, uses_residency
@@ -140,14 +140,12 @@ class ModelledRouter:
             loads.advance(now_s)
         route = self._routes.get(captured.groups[captured.group[request.index]], self._own)
         candidates = route.replicas.candidates(_HEALTH)
-        if route.follows_traffic and route.shares is not None:
-            candidates = route.shares.candidates(route.group, route.replicas, candidates, "")
         if not candidates.loads:
             raise NoReplicaError(route.pool, route.group, "")
         keys = CapturedKeys(captured, request.index, self._boundaries[route.group])
         choice = route.strategy.choose(keys, candidates)
         reasons[choice.reason] += 1
-        record_traffic(route, choice, keys)
+        route.strategy.count_request(keys, choice.uncached_tokens(keys.prompt_tokens))
         request.placer_data = record_dispatch(choice, keys, loads, self._residency)
         return choice.target
 

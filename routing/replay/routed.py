@@ -21,12 +21,11 @@ from routing.balancing.load_tracker import LoadTracker, Ticket
 from routing.balancing.placement import record_dispatch
 from routing.balancing.replicas import GroupReplicas, HealthRegistry
 from routing.balancing.residency import RUN_TOKENS, Residency
-from routing.balancing.strategies.affinity_groups import AffinityGroups
 from routing.balancing.strategies.registry import build_strategy
 from routing.balancing.strategies.strategy import MediaKey
 from routing.replay.block_runs import Forest, Run, RunPool, shared_path
 from routing.replay.fast_engine import FastEngine, FastEngineConfig, ModelledRequest
-from routing.schema import Boundary, ReplicaConfig, ResidencySettings, Settings, Tier1Settings
+from routing.schema import Boundary, ReplicaConfig, Settings, Tier1Settings
 from routing.sharing.view import OwnState, SharedView, Update
 from routing.traffic.columns import Columns
 from routing.types import BYTES_PER_TOKEN, PrefixHash, Reason, TargetId
@@ -195,7 +194,7 @@ class StrategyPlacer:
         residency = Residency(
             block_tokens=config.block_tokens, run_tokens=max(RUN_TOKENS, RUN_BLOCKS * config.block_tokens)
         )
-        self._residency = residency if isinstance(settings, ResidencySettings) else None
+        self._residency = residency if settings.uses_residency else None
         self._targets = [TargetId(replica.name) for replica in configs]
         self.own_state = OwnState(self.loads, residency, self._targets)  # what it publishes
         self.view = SharedView(self.loads, residency, self._targets)  # what other routers have published
@@ -203,7 +202,6 @@ class StrategyPlacer:
         self._index_by_name = {replica.name: number for number, replica in enumerate(configs)}
         modelled = GroupReplicas(configs, self.loads, seed, residency)
         self._strategy = build_strategy(settings, modelled, seed)
-        self._counting_strategy = self._strategy if isinstance(self._strategy, AffinityGroups) else None
         self._candidates = modelled.candidates(HealthRegistry())
 
     def place(self, request: ModelledRequest, _engines: Sequence[FastEngine], now_s: float) -> int:
@@ -211,8 +209,7 @@ class StrategyPlacer:
         keys = self.keys.keys_of(request.index)
         choice = self.choose(keys, now_s)
         self.reasons[choice.reason] += 1
-        if self._counting_strategy is not None:
-            self._counting_strategy.count_request(keys, choice.uncached_tokens(keys.prompt_tokens))
+        self._strategy.count_request(keys, choice.uncached_tokens(keys.prompt_tokens))
         request.placer_data = record_dispatch(choice, keys, self.loads, self._residency)
         return self._index_by_name[choice.target]
 

@@ -32,7 +32,6 @@ from routing.schema.fleet import OLDEST_SCHEMA as OLDEST_SCHEMA
 from routing.schema.fleet import SCHEMA_VERSION as SCHEMA_VERSION
 from routing.schema.fleet import Adapter as Adapter
 from routing.schema.fleet import Alias as Alias
-from routing.schema.fleet import AutoReplicas as AutoReplicas
 from routing.schema.fleet import Disaggregation as Disaggregation
 from routing.schema.fleet import GroupMatch as GroupMatch
 from routing.schema.fleet import KvEvents as KvEvents

@@ -15,11 +15,17 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta, Struct
 
-REMOVED_SETTINGS: Final = ("load_factor", "min_bound")  # of strategies in documents of earlier releases
+_SLACK, _BY_PREFIX = "slack_s bounds the additional wait", "affinity_groups follows the traffic of prefixes"
+REMOVED_FIELDS: Final = {  # in documents of earlier releases, with what to use instead
+    "load_factor": _SLACK,
+    "min_bound": _SLACK,
+    "auto_replicas": f"{_BY_PREFIX}; replicas names a group's own",
+    "share_half_life": _BY_PREFIX,
+}
 
 _forms = {  # reasons for people, by msgspec's reason
-    f"Object contains unknown field `{name}`": f"{name} was removed; slack_s bounds the additional wait"
-    for name in REMOVED_SETTINGS
+    f"Object contains unknown field `{name}`": f"{name} was removed; {instead}"
+    for name, instead in REMOVED_FIELDS.items()
 }
 
 
@@ -77,13 +83,12 @@ class Frozen(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def without_removed(stored: Any) -> Any:
-    """A stored document, or a part of one, without the ``REMOVED_SETTINGS`` of strategies."""
+    """A stored document, or a part of one, without the ``REMOVED_FIELDS``."""
     if isinstance(stored, list):
         return [without_removed(item) for item in stored]
     if not isinstance(stored, dict):
         return stored
-    removed = REMOVED_SETTINGS if "strategy" in stored else ()
-    return {name: without_removed(value) for name, value in stored.items() if name not in removed}
+    return {name: without_removed(value) for name, value in stored.items() if name not in REMOVED_FIELDS}
 
 
 def without_secrets(config: Frozen) -> dict[str, Any]:

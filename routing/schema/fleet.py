@@ -26,7 +26,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from routing.schema.access import Access, check_access
 from routing.schema.fields import (
-    REMOVED_SETTINGS,
+    REMOVED_FIELDS,
     AddressRules,
     ConfigError,
     Frozen,
@@ -61,7 +61,7 @@ from routing.schema.requests import (
 )
 from routing.schema.response_cache import ResponseCache, SemanticCache
 from routing.schema.ring import MAX_ON_RING
-from routing.schema.strategies import AffinitySettings, PolicyConfig, Tier1
+from routing.schema.strategies import AffinitySettings, PolicyConfig, Settings, Tier1
 
 EMBEDDINGS = "/v1/embeddings"
 Tier1Hash = Annotated[str, matching(r"[0-9a-f]{16}")]  # as decisions and /admin/explain show it
@@ -86,22 +86,6 @@ class GroupMatch(Frozen, frozen=True):
     models: Annotated[tuple[Model, ...], Meta(description="The model, alias or adapter that it names.")] = ()
 
 
-class AutoReplicas(Frozen, frozen=True):
-    """Gives a task group a number of replicas that follows its share of the pool's work, the tokens to prefill.
-
-    Sets of different groups are disjoint while there are enough replicas.
-    """
-
-    reserved: Annotated[int, number("replicas", 0, 10_000, "Replicas that the group has even without traffic.")] = 0
-    max: Annotated[int, number("replicas", 1, 10_000, "Most replicas that the group has; null: no limit.")] | None = (
-        None
-    )
-
-    def __post_init__(self) -> None:
-        if self.max is not None and self.max < self.reserved:
-            raise ValueError(f"max {self.max} is less than reserved {self.reserved}")
-
-
 class TaskGroupConfig(Frozen, frozen=True):
     """Requests with one purpose. Requests of no group use the pool's own policy."""
 
@@ -119,7 +103,6 @@ class TaskGroupConfig(Frozen, frozen=True):
         ),
     ] = 0
     match: GroupMatch = GroupMatch()
-    auto_replicas: AutoReplicas | None = None  # instead of ``replicas``
     tier1: Tier1 | None = None  # boundary of its tier-1 prefix; None: the pool's, else the policy's
     response_cache: ResponseCache | None = None  # None: no response is served twice
     semantic_cache: SemanticCache | None = None  # None: only identical requests get a stored response
@@ -292,15 +275,6 @@ class PoolConfig(Frozen, frozen=True):
     caps: Caps = Caps()
     concurrency: ConcurrencyConfig | None = None  # for all of its requests; None: no limit
     tier1: Tier1 | None = None  # boundary of the tier-1 prefix; None: the policy's
-    share_half_life: Annotated[
-        int,
-        number(
-            "requests",
-            100,
-            1_000_000,
-            "Number of the pool's requests after which a request counts half in the traffic shares of auto_replicas.",
-        ),
-    ] = 500
     stream_usage: Annotated[
         StreamUsage,
         Meta(
@@ -335,6 +309,23 @@ class PoolConfig(Frozen, frozen=True):
             "*: all.",
         ),
     ] = ()
+
+    @property
+    def settings(self) -> Iterator[Settings]:
+        """The settings of all its policies, canaries included."""
+        for policy in (self.policy, *(group.policy for group in self.groups)):
+            if policy is not None:
+                yield policy.settings
+                if policy.canary is not None:
+                    yield policy.canary.settings
+
+    @property
+    def uses_residency(self) -> bool:
+        """Whether any policy uses the estimated cached blocks; then the requests of all groups are recorded.
+
+        A canary counts on every router, so that routers have the data when the canary is extended to them.
+        """
+        return any(settings.uses_residency for settings in self.settings)
 
     @property
     def names(self) -> ModelNames:
@@ -380,19 +371,13 @@ def check_model_names(pools: Iterable[PoolConfig]) -> None:
 
 
 def check_groups(pool: PoolConfig, keys: Collection[str], path: str) -> None:
-    """Check references to replicas, models and API ``keys``, unique claims and reserved replicas; ConfigError."""
+    """Check references to replicas, models and API ``keys`` and unique claims; ConfigError."""
     replicas = {replica.name: replica for replica in pool.replicas}
-    can_decode = sum(replica.can_decode for replica in pool.replicas)
     models = {name for name, _ in pool.names} if pool.models else None
     claims: dict[tuple[str, str], str] = {}
-    reserved = 0
     for index, group in enumerate(pool.groups):
         where = f"{path}[{index}]"
         _check_replicas(group, replicas, pool.name, where)
-        reserved += group.auto_replicas.reserved if group.auto_replicas else 0
-        if reserved > max(1, can_decode):
-            reason = f"up to here {reserved} replicas are reserved, and pool {pool.name!r} has {can_decode}"
-            raise ConfigError(f"{where}.auto_replicas.reserved", reason)
         for field in group.match.__struct_fields__:
             for at, value in enumerate(getattr(group.match, field)):
                 owner = claims.setdefault((field, value), group.name)
@@ -411,8 +396,6 @@ def _check_replicas(group: TaskGroupConfig, replicas: Mapping[str, ReplicaConfig
     for position, name in enumerate(group.replicas or ()):
         if name not in replicas:
             raise ConfigError(f"{path}.replicas[{position}]", f"pool {pool!r} has no replica {name!r}")
-    if group.replicas is not None and group.auto_replicas is not None:
-        raise ConfigError(f"{path}.auto_replicas", f"task group {group.name!r} also has replicas; set only one")
     if group.replicas == ():
         raise ConfigError(f"{path}.replicas", "a group without replicas serves nothing; use null for all")
     if group.replicas is not None and not any(replicas[name].can_decode for name in group.replicas):
@@ -584,7 +567,7 @@ def load_snapshot(document: bytes) -> LoadedSnapshot:
     if envelope.sha256 is not UNSET and envelope.sha256 != actual:
         reason = f"the config's digest is {actual}, not {envelope.sha256[:64]}: it was altered or truncated"
         raise ConfigError("$.sha256", reason)
-    is_older = any(name.encode() in body for name in REMOVED_SETTINGS)
+    is_older = any(name.encode() in body for name in REMOVED_FIELDS)
     config = decode(_configs, msgspec.json.encode(without_removed(decode(_documents, body))) if is_older else body)
     check_config(config)
     return LoadedSnapshot(

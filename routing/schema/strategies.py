@@ -52,6 +52,7 @@ class PolicySettings(Frozen, tag_field="strategy", frozen=True):
     """Base of the settings of every strategy; ``strategy`` in JSON names the subclass."""
 
     name: ClassVar[str]
+    uses_residency: ClassVar[bool] = False  # whether it compares the estimated cached blocks of replicas
 
 
 class RandomSettings(PolicySettings, tag="random", frozen=True):
@@ -80,6 +81,8 @@ class PowerOfTwoSettings(PolicySettings, tag="power_of_two", frozen=True):
 
 class ResidencySettings(PolicySettings, frozen=True):
     """Base of the settings of strategies that use the estimated cached blocks of each replica."""
+
+    uses_residency = True
 
 
 class AffinitySettings(ResidencySettings, frozen=True):

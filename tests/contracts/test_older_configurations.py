@@ -33,6 +33,9 @@ def test_settings_that_were_removed_are_left_out() -> None:
     pool = load_snapshot(document).config.pools[0]
 
     assert b'"load_factor":2.0,"min_bound":4' in document
+    assert b'"auto_replicas":{"reserved":1,"max":2}' in document
+    assert b'"share_half_life":200' in document
+    assert pool.groups[0].replicas is None
     assert pool.policy.settings == PrefixHashSettings(boundary=Boundary.BYTES)
     assert pool.groups[1].policy
     assert pool.groups[1].policy.settings == SessionAffinitySettings()

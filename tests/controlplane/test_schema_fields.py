@@ -14,7 +14,6 @@ STRUCTS = (
     schema.HealthCheck,
     schema.BreakerConfig,
     schema.GroupMatch,
-    schema.AutoReplicas,
     schema.Limits,
 )
 

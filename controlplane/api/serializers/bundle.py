@@ -11,6 +11,7 @@ from controlplane.api.fields import check_unknown_fields
 from controlplane.api.serializers.fleet import PoolInput, ReplicaInput, SourceInput, TaskGroupInput
 from controlplane.api.serializers.policies import RolloutSerializer
 from controlplane.models import ReplicaState
+from routing.schema import without_removed
 
 Path = tuple[str | int, ...]
 
@@ -89,21 +90,22 @@ class AppliedSerializer(serializers.Serializer[Any]):
 
 
 def check_shape(bundle: Any) -> dict[str, Any]:
-    """A bundle whose lists hold objects with unique names. ValidationError otherwise.
+    """A bundle whose lists hold objects with unique names, without what is removed. ValidationError otherwise.
 
     The objects themselves are validated when they are applied, because they may refer to others of the same bundle.
     """
     if not isinstance(bundle, dict):
         raise ValidationError("Expected an object.")
+    stored: dict[str, Any] = without_removed(bundle)  # it may be of an earlier release
     options = {"reason": "", "override_reason": "", "confirm_faulted": False}
-    check_unknown_fields(bundle, {"format": 1, "pools": [], **options})
-    if bundle.get("format") != 1:
+    check_unknown_fields(stored, {"format": 1, "pools": [], **options})
+    if stored.get("format") != 1:
         raise ValidationError({"format": ["Expected 1."]})
-    for position, pool in enumerate(_named_objects(bundle.get("pools"), ("pools",))):
+    for position, pool in enumerate(_named_objects(stored.get("pools"), ("pools",))):
         for key in ("replicas", "groups", "sources"):
             if pool.get(key) is not None:
                 _named_objects(pool[key], ("pools", position, key))
-    return bundle
+    return stored
 
 
 def nested_error(path: Path, detail: Any) -> ValidationError:

@@ -90,7 +90,6 @@ class PoolSettings(TypedDict, total=False):
     caps: Mapping[str, Any] | None
     concurrency: Mapping[str, Any] | None
     tier1: Mapping[str, Any] | None
-    share_half_life: int | None
     stream_usage: str | None  # a routing.schema.StreamUsage
     warm_up: Mapping[str, Any] | None
     session_keys: Iterable[str] | None  # None: routing.schema.DEFAULT_SESSION_KEYS; empty: no sessions

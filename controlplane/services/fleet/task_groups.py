@@ -39,7 +39,6 @@ class GroupSettings(TypedDict, total=False):
     replicas: Iterable[Replica]  # empty: all of the pool
     match: Mapping[str, Any] | None  # this and the following: fields of routing.schema.TaskGroupConfig
     tier1: Mapping[str, Any] | None
-    auto_replicas: Mapping[str, Any] | None
     priority: int
     concurrency: Mapping[str, Any] | None
     caps: Mapping[str, Any] | None

@@ -203,7 +203,6 @@ class PoolSettingsForm(SectionedForm):
             empty=[],
         ),
         Single("adapter_replicas", schema.PoolConfig, "Replicas per adapter"),
-        Single("share_half_life", schema.PoolConfig, "Half-life of traffic shares"),
         Single("stream_usage", schema.PoolConfig, "Token usage of streams"),
         Single("session_keys", schema.PoolConfig, "Session keys", SESSION_KEYS),
         Single("paths", schema.PoolConfig, "Paths", PATHS),
@@ -325,14 +324,6 @@ class TaskGroupForm(SectionedForm):
             "Tier-1 prefix",
             "Where the part of the prompt that all requests of the group share ends. Requests are placed by it.",
             "as its pool or policy sets it",
-        ),
-        Section(
-            "auto_replicas",
-            schema.AutoReplicas,
-            "Replicas by traffic share",
-            "Instead of selecting replicas above, give the group as many as its share of the traffic. "
-            "Fill in any field, even with 0, to turn this on.",
-            "off",
         ),
         Section(
             "concurrency",

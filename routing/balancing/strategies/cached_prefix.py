@@ -446,6 +446,10 @@ class LowestCost(Strategy):
         self._rule = CostRule(replicas.ring, settings, by_rate=by_rate, hits=replicas.residency.unrecorded_hits)
         self._residency = replicas.residency
 
+    def preferred_count(self, _prefix: PrefixHash) -> int | None:
+        """One: whichever replica is sent a prefix becomes its replica, so the ring order divides the prefixes."""
+        return 1
+
     def choose(self, keys: Keys, candidates: Candidates) -> Choice:
         """The candidate with the lowest cost."""
         match = match_prompt(self._residency, keys)

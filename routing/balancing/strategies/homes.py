@@ -74,6 +74,10 @@ class HomeStrategy(Strategy):
         members = [candidates.by_name[name] for name in targets]
         return self._rule.estimates(members, match, key or 0, keys.prompt_tokens, candidates, home)
 
+    def preferred_count(self, _prefix: PrefixHash) -> int | None:
+        """The first replica alone."""
+        return 1
+
     def _key(self, keys: Keys) -> PrefixHash | None:
         """The key that names the homes; None if the request has none."""
         return keys.tier1
@@ -94,6 +98,10 @@ class PrefixHashStrategy(HomeStrategy):
 class SessionAffinity(HomeStrategy):
     """Sends the requests of a session to the same replica."""
 
+    def preferred_count(self, _prefix: PrefixHash) -> int | None:
+        """Sessions, not prefixes, have homes."""
+        return None
+
     def _key(self, keys: Keys) -> PrefixHash | None:
         return keys.session
 
@@ -104,6 +112,10 @@ class Tiered(HomeStrategy):
     def __init__(self, replicas: GroupReplicas, settings: TieredSettings) -> None:
         super().__init__(replicas, settings)
         self._replicas = settings.replicas
+
+    def preferred_count(self, _prefix: PrefixHash) -> int | None:
+        """The replicas that share each prefix."""
+        return self._replicas
 
     def _homes(self, key: PrefixHash, keys: Keys, candidates: Candidates) -> list[TargetId]:
         group = dict.fromkeys(islice(self._eligible(key, candidates), self._replicas))

@@ -94,5 +94,12 @@ class Strategy:
         """The values of some candidates that ``choose`` compares, as of now. Changes nothing."""
         return [Estimate()] * len(targets)
 
+    def count_request(self, keys: Keys, uncached_tokens: int) -> None:
+        """Count a request that was sent, with the tokens that it leaves to prefill; not its retries."""
+
+    def preferred_count(self, _prefix: PrefixHash) -> int | None:
+        """How many of the first replicas in ring order share a tier-1 prefix; None: all of them."""
+        return None
+
     def carry_over(self, before: Any) -> None:
         """Continue with what a strategy of the same kind and settings learnt for the same requests."""

@@ -162,6 +162,8 @@ def test_settings_that_an_earlier_release_stored_or_exported_are_active_still(ap
     publish_revision(draft.pk)
     bundle = copy.deepcopy(exported)
     bundle["pools"][0]["policy"] = stored
+    bundle["pools"][0]["share_half_life"] = None
+    bundle["pools"][0]["groups"][0]["auto_replicas"] = {"reserved": 1}
 
     assert actions_of(put(api, bundle)) == []
     bundle["pools"][0]["policy"] |= change

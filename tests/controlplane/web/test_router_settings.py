@@ -25,7 +25,6 @@ FULL_POOL = {
     "caps": {"n": None, "max_tokens": 4096, "media_hosts": []},
     "concurrency": {"max_running": 64},
     "tier1": {"boundary": "marker", "boundary_marker": " --- "},
-    "share_half_life": 2000,
     "adapter_replicas": 3,
     "stream_usage": "as_sent",
     "warm_up": {"time_limit_s": 60.5, "priority": None},
@@ -38,7 +37,6 @@ FULL_GROUP = {
     "owner": "agents",
     "match": {"session_prefixes": ["agent-", "tool-"], "models": ["llama"]},
     "tier1": {"boundary": "bytes", "boundary_bytes": 4096},
-    "auto_replicas": {"reserved": 0, "max": 3},
     "priority": 7,
     "concurrency": {"max_running": 8, "max_wait_s": 0.5},
     "caps": {"max_tokens": 100, "media_hosts": ["img.example"]},
@@ -139,11 +137,11 @@ def test_every_error_stands_at_its_field_and_its_section_open(visitor, pool, pat
         "breaker-failures": "many",
         "concurrency-max_waiting": "5",
         "aliases": "gpt",
-        "share_half_life": "3",
+        "adapter_replicas": "0",
     }
     answer = visitor.post(paths["pool"], sent)
     assert answer.status_code == 422
-    for name in ("health-interval_s", "breaker-failures", "concurrency-max_running", "aliases", "share_half_life"):
+    for name in ("health-interval_s", "breaker-failures", "concurrency-max_running", "aliases", "adapter_replicas"):
         assert f'id="id_{name}_error"' in answer.text, name
     assert "Expected a number of more than 0" in answer.text
     assert answer.text.count('<details class="section" open>') == 3
@@ -164,8 +162,6 @@ def test_every_error_stands_at_its_field_and_its_section_open(visitor, pool, pat
         ("replica", {"kv_events-replay_endpoint": "tcp://gpu-1:5657"}, "kv_events-endpoint"),
         ("group", {"match-tier1_hashes": "0123456789abcdef\nxyz"}, "match-tier1_hashes"),
         ("group", {"match-api_keys": "nobody"}, "match-api_keys"),
-        ("group", {"auto_replicas-reserved": "3"}, "auto_replicas-reserved"),
-        ("group", {"auto_replicas-reserved": "3", "auto_replicas-max": "1"}, "auto_replicas-reserved"),
         ("group", {"hit_rate_objective": "60"}, "hit_rate_objective"),
         ("group", {"priority": "10"}, "priority"),
     ],
@@ -226,7 +222,7 @@ def test_lists_show_the_stored_settings(visitor, furnished):
     fleet, groups = visitor.get("/fleet/").text, visitor.get("/task-groups/").text
     assert "zone=a" in fleet
     assert "1.5 \u00d7 2" in fleet
-    for words in ("model llama, 2 session prefixes", "by traffic share", "60.0 %"):
+    for words in ("model llama, 2 session prefixes", "60.0 %"):
         assert words in groups
 
 

@@ -11,11 +11,9 @@ from msgspec.structs import replace
 from routing.schema import (
     Access,
     Adapter,
-    AutoReplicas,
     Boundary,
     ConfigError,
     GroupMatch,
-    Limits,
     LowestCostSettings,
     RouterConfig,
     TaskGroupConfig,
@@ -159,55 +157,3 @@ async def test_two_groups_with_the_same_match_are_rejected(two: list[FakeReplica
         assert "'one'" in nack["reason"]
         assert "'two'" in nack["reason"]
         assert (await harness.chat(chat_body())).status == 200
-
-
-async def test_a_group_with_automatic_replicas_is_placed_on_them(two: list[FakeReplica]) -> None:
-    groups = tuple(TaskGroupConfig(name=name, auto_replicas=AutoReplicas()) for name in ("red", "blue"))
-    snapshot = config(two, groups=groups)
-    async with routed(snapshot) as harness:
-        for number in range(200):
-            name = b"blue" if number % 2 else b"red"
-            body = chat_body(
-                text=f"Question {number // 2}. " * 40
-            )  # no prompt is cached, so both groups have as much work
-            assert (await harness.chat(body, [b"X-Task-Group: " + name])).status == 200
-        shown = {name: await explained(harness, chat_body(), {"X-Task-Group": name}) for name in ("red", "blue")}
-        await harness.push(replace(snapshot, limits=Limits(retries=1)), revision=2)
-        after = {name: await explained(harness, chat_body(), {"X-Task-Group": name}) for name in ("red", "blue")}
-        _, decisions = await harness.admin("GET", "/admin/decisions")
-    sets = {name: set(it["group_replicas"]["replicas"]) for name, it in shown.items()}
-    assert sets["red"] | sets["blue"] == {first.name for first in two}
-    assert sets["red"].isdisjoint(sets["blue"])
-    assert all(it["group_replicas"]["share_ratio"] == pytest.approx(0.5, abs=0.1) for it in shown.values())
-    assert {name: it["group_replicas"] for name, it in after.items()} == {
-        name: it["group_replicas"] for name, it in shown.items()
-    }
-    for name, group_replicas in sets.items():
-        assert {it["replica"] for it in shown[name]["candidates"]} == group_replicas
-        late = [it for it in decisions["decisions"][-60:] if it["group"] == name]
-        assert {it["replica"] for it in late} == group_replicas
-
-
-async def test_a_group_with_one_replica_is_retried_elsewhere(two: list[FakeReplica]) -> None:
-    groups = tuple(TaskGroupConfig(name=name, auto_replicas=AutoReplicas()) for name in ("red", "blue"))
-    async with routed(config(two, groups=groups)) as harness:
-        group_replicas = (await explained(harness, chat_body(), {"X-Task-Group": "red"}))["group_replicas"]["replicas"]
-        next(first for first in two if first.name == group_replicas[0]).kill()
-        response = await harness.chat(chat_body(), [b"X-Task-Group: red"])
-    assert len(group_replicas) == 1
-    assert (response.status, response.replica != group_replicas[0]) == (200, True)
-
-
-async def test_a_retried_request_counts_once_to_its_groups_share(two: list[FakeReplica]) -> None:
-    groups = tuple(TaskGroupConfig(name=name, auto_replicas=AutoReplicas()) for name in ("red", "blue"))
-    red, shares = {"X-Task-Group": "red"}, []
-    for fails in (False, True):
-        async with routed(config(two, groups=groups)) as harness:
-            group_replicas = (await explained(harness, chat_body(), red))["group_replicas"]["replicas"][0]
-            if fails:
-                next(first for first in two if first.name == group_replicas).kill()
-            response = await harness.chat(chat_body(), [b"X-Task-Group: red"])
-            assert (response.status, response.replica == group_replicas) == (200, not fails)
-            shares.append((await explained(harness, chat_body(), red))["group_replicas"]["share_ratio"])
-
-    assert shares[0] == shares[1]

@@ -16,7 +16,6 @@ import pytest
 from routing.replay.job import EngineModel, Job, Scenario, encode
 from routing.replay.what_if import replay_job
 from routing.schema import (
-    AutoReplicas,
     LowestCostSettings,
     PolicyConfig,
     PoolConfig,
@@ -152,16 +151,6 @@ def test_a_task_group_uses_its_own_policy_and_replicas() -> None:
     engines = array("q", result.engine)
     assert set(engines[1::2]) == {0, 1}
     assert result.reasons["round_robin"] == 200
-
-
-def test_a_group_with_automatic_replicas_gets_a_share_that_follows_its_traffic() -> None:
-    group = TaskGroupConfig("batch", auto_replicas=AutoReplicas())
-    (result,) = replay_job(
-        job(scenario("g", LowestCostSettings(), groups=(group,)), requests=1200), lambda _done, _of: None
-    )
-    engines = array("q", result.engine)
-    assert len(set(engines[601::2])) == 2
-    assert not set(engines[601::2]) & set(engines[600::2])
 
 
 def test_a_cache_that_is_smaller_than_a_prompt_is_a_reason_and_the_others_are_replayed() -> None:

@@ -45,7 +45,7 @@ CONFIG: dict[str, Any] = {
             "groups": [
                 {
                     "name": "batch",
-                    "auto_replicas": {"reserved": 1, "max": 2},
+                    "replicas": ["b"],
                     "match": {"api_keys": ["guest"], "api_key_prefixes": ["batch-"]},
                     "caps": {"max_tokens": 9},
                     "concurrency": {"max_running": 2},
@@ -59,7 +59,6 @@ CONFIG: dict[str, Any] = {
                     "policy": {"name": "hot", "revision": 1, "settings": {"strategy": "session_affinity"}},
                 },
             ],
-            "share_half_life": 200,
             "adapter_replicas": 2,
             "stream_usage": "as_sent",
             "session_keys": ["header:X-Conversation", "body:metadata.user_id"],

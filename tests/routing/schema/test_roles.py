@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 
 from routing.schema import (
-    AutoReplicas,
     ConfigError,
     Disaggregation,
     ReplicaConfig,
@@ -56,14 +55,6 @@ def test_a_task_group_needs_a_replica_that_can_decode() -> None:
 
     with pytest.raises(ConfigError, match="task group 'coding' have the role prefill"):
         dump_snapshot(with_roles(PREFILL, DECODE, groups=(group,)), 1)
-
-
-def test_only_replicas_that_can_decode_are_reserved() -> None:
-    group = TaskGroupConfig(name="coding", auto_replicas=AutoReplicas(reserved=2))
-    dump_snapshot(with_roles(PREFILL, DECODE, BOTH, groups=(group,)), 1)
-
-    with pytest.raises(ConfigError, match="reserved"):
-        dump_snapshot(with_roles(PREFILL, PREFILL, DECODE, groups=(group,)), 1)
 
 
 def test_unknown_roles_and_negative_minima_are_rejected() -> None:

@@ -4,10 +4,20 @@ import random
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.replicas import GroupReplicas, HealthRegistry
-from routing.balancing.strategies.affinity_groups import MAX_PLANS, AffinityGroups
+from routing.balancing.strategies.affinity_groups import (
+    GAIN_MARGIN,
+    LOSS_MARGIN,
+    MAX_KEYS,
+    MAX_PLANS,
+    AffinityGroups,
+    Shares,
+    next_size,
+)
 from routing.schema import AffinityGroupsSettings
 from routing.types import Reason
 from tests.routing.building import FixedKeys, names
@@ -151,3 +161,55 @@ def test_a_retry_uses_another_replica_of_the_prefix_and_keeps_the_plan() -> None
 
     assert len(tried) == 8
     assert rig.strategy.plan() == plan
+
+
+@given(st.integers(0, 20), st.floats(-2, 2))
+def test_a_size_is_kept_while_the_share_is_near(before: int, difference: float) -> None:
+    share = max(0.0, before + difference)
+    size = next_size(before, share)
+
+    assert size >= 1
+    if before and before - LOSS_MARGIN <= share < before + GAIN_MARGIN:
+        assert size == before
+    assert next_size(size, share) == size  # stable for the same share
+    assert size == 1 or share - GAIN_MARGIN <= size <= share + LOSS_MARGIN
+
+
+def shares_of(keys, half_life: float = 1e6) -> Shares:
+    shares = Shares(half_life)
+    for key in keys:
+        shares.count(key, 1000)
+    return shares
+
+
+def test_shares_are_sorted_the_largest_first() -> None:
+    frequent = shares_of([1] * 20 + [2] * 70 + [3] * 10).frequent_keys(0.15)
+
+    assert [key for key, _ in frequent] == [2, 1]
+    assert [share for _, share in frequent] == pytest.approx([0.7, 0.2], rel=0.01)
+
+
+def test_there_are_no_shares_before_any_request() -> None:
+    assert shares_of([]).frequent_keys(0.1) == []
+
+
+def test_old_traffic_fades() -> None:
+    shares = shares_of([1] * 10_000 + [2] * 100, half_life=100)
+
+    assert dict(shares.frequent_keys(0.1)) == pytest.approx({1: 0.5, 2: 0.5}, rel=0.02)
+
+
+def test_shares_stay_correct_in_the_long_run() -> None:
+    shares = shares_of((number % 4 for number in range(50_000)), half_life=20)
+
+    assert [share for _, share in shares.frequent_keys(0.1)] == pytest.approx([0.25] * 4, rel=0.1)
+
+
+def test_few_keys_are_counted_and_heavy_ones_among_them() -> None:
+    rng, shares, max_counted = random.Random(5), Shares(10_000), 0
+    for _ in range(50_000):
+        shares.count(7 if rng.random() < 0.05 else rng.getrandbits(64), 1000)
+        max_counted = max(max_counted, len(shares))
+
+    assert max_counted <= 2 * MAX_KEYS + 1
+    assert [key for key, _ in shares.frequent_keys(0.03)] == [7]
