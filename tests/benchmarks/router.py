@@ -227,7 +227,7 @@ def serving_router(
 ) -> Iterator[Proxy]:
     """A router before these replicas, with its files in a folder of its name."""
     folder = folder / name
-    folder.mkdir()
+    folder.mkdir(parents=True)
     policy = PolicyConfig(name="bench", revision=1, settings=settings)
     snapshot = RouterConfig(hash_secret="0" * 32, pools=(PoolConfig(name="bench", policy=policy, replicas=members),))
     file = folder / "config.json"

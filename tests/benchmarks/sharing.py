@@ -5,8 +5,9 @@ router, with nothing shared and with shared state. ``sim`` is the simulator with
 them, and engines with the same parameters. Both as ratios to one router, because a client's own time is part of a live
 TTFT; ``--speed`` times as fast, because the trace would take an hour. About 3 minutes.
 
-``--cpu``: user and system time of a router per request, in us: four routers that share, and four that do not, get the
-same traffic in turns. Bodies have 8 KiB, of which seven eighths were sent before.
+``--cpu``: user and system time of a router per request, in us: a router with three peers, which place as many requests
+each, and one that does not share get the same traffic in turns. Bodies have 8 KiB, of which seven eighths were sent
+before.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import asyncio
 import os
 import random
 import tempfile
+import time
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace as changed
@@ -27,22 +30,26 @@ import aiohttp
 import uvloop
 
 from controlplane.stack.servers import valkey_child
+from routing.balancing.load_tracker import LoadTracker
+from routing.balancing.residency import Residency
 from routing.replay.block_runs import Forest
 from routing.replay.fast_engine import FastEngineConfig
 from routing.replay.replay import replay, report
 from routing.replay.routers import SeveralRouters, Sharing, router_placers
 from routing.schema import LowestCostSettings, ReplicaConfig
 from routing.settings import STATE_URL
+from routing.sharing.exchange import Exchange
 from routing.sharing.view import PERIOD_S
 from routing.traffic.client import ChatClient, ChatResult, total
 from routing.traffic.columns import Columns
 from routing.traffic.mix import TraceWorkload
 from routing.traffic.player import PlayConfig, Player
 from routing.traffic.trace import TraceRequest
+from routing.types import BLOCK_BYTES, TargetId
 from tests.benchmarks.builds import compiled_environment
-from tests.benchmarks.kv_events import Traffic, cpu_ns, serve
+from tests.benchmarks.kv_events import BODY_BYTES, SESSIONS, Traffic, cpu_ns, serve
 from tests.benchmarks.proxy import Proxy
-from tests.benchmarks.router import serving_router
+from tests.benchmarks.router import our_router, replicas, serving_router
 from tests.conftest import running
 from tests.routing.standin.replica_process import replica_process
 from tests.synthetic_traces import chat, coding
@@ -51,6 +58,9 @@ REPLICAS = 8
 ENGINE_BLOCK_TOKENS = 16
 WORKLOADS = {"chat": (chat, FastEngineConfig(4000), 0.7), "coding": (coding, FastEngineConfig(1500), 1.5)}
 CASES = ((1, Sharing.NONE), (2, Sharing.NONE), (2, Sharing.STATE), (4, Sharing.STATE))
+PEERS = 3  # of the router whose CPU is measured
+PROMPT_BLOCKS = BODY_BYTES // BLOCK_BYTES
+HASH_SECRET = "0" * 32  # of ``serving_router``
 DELAY_S = PERIOD_S  # of the simulator; the server adds about a millisecond
 
 
@@ -84,7 +94,8 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--plain", action="store_true", help="measure the plain build")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rate", type=float, default=60.0, help="requests/s of each router, with --cpu")
+    parser.add_argument("--rates", type=float, nargs="+", default=[60.0, 250.0, 500.0], help="requests/s, with --cpu")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each round, with --cpu")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder, running(valkey_child(path := Path(folder) / "valkey" / "socket")):
         if options.cpu:
@@ -138,9 +149,9 @@ def _requests(columns: Columns) -> list[TraceRequest]:
 
 @contextmanager
 def _stand(
-    url: str | None, routers: int, model: FastEngineConfig, options: argparse.Namespace, alone: int = 0
+    url: str | None, routers: int, model: FastEngineConfig, options: argparse.Namespace
 ) -> Iterator[list[Proxy]]:
-    """Routers, and ``alone`` further ones that share nothing, before the same new replicas."""
+    """Routers before new replicas."""
     blocks = model.blocks * model.block_tokens // ENGINE_BLOCK_TOKENS
     engine = ("--blocks", f"{blocks + 1}", "--prefill-rate", f"{model.prefill_rate}", "--step-s", f"{model.step_s}")
     engine += ("--decode-s", f"{model.decode_s}")
@@ -164,31 +175,74 @@ def _stand(
                     f"router-{number}",
                     members,
                     LowestCostSettings(),
-                    {**compiled, **({STATE_URL: url} if url is not None and number < routers else {})},
+                    {**compiled, **({STATE_URL: url} if url is not None else {})},
                 )
             )
-            for number in range(routers + alone)
+            for number in range(routers)
         ]
 
 
+class Peer:
+    """Another router without clients: it places prompts on its own account and publishes them."""
+
+    def __init__(self, url: str, number: int, targets: Sequence[TargetId]) -> None:
+        self._random = random.Random(number)
+        self._targets = targets
+        self._loads, residency = LoadTracker(), Residency()
+        for target in targets:
+            residency.add_replica(target)
+        self._residency = residency
+        self._sessions = [self._blocks(PROMPT_BLOCKS) for _ in range(SESSIONS)]
+        self.exchange = Exchange(url)
+        self.exchange.bind(f"{number:016x}", self._loads, residency)
+        self.exchange.configure(HASH_SECRET, targets)
+
+    async def place(self, rate: float) -> None:
+        """Place prompts at this rate until cancelled; an eighth of each is new."""
+        loop = asyncio.get_running_loop()
+        due_s = loop.time()
+        while True:
+            target, session = self._random.choice(self._targets), self._random.choice(self._sessions)
+            chain = session[: PROMPT_BLOCKS * 7 // 8] + self._blocks(PROMPT_BLOCKS // 8)
+            ticket = self._loads.dispatch(target, 0, self._residency.insert(target, chain, self._loads.clock()))
+            loop.call_later(0.02, ticket.record_first_byte)
+            loop.call_later(0.04, ticket.end)
+            due_s += 1 / rate
+            await asyncio.sleep(max(0.0, due_s - loop.time()))
+
+    def _blocks(self, count: int) -> array[int]:
+        return array("Q", [self._random.getrandbits(64) for _ in range(count)])
+
+
 async def compare_cpu(url: str, options: argparse.Namespace) -> None:
-    """CPU per request of routers that share, and of others that do not."""
-    model = FastEngineConfig(2000, prefill_rate=400_000.0, step_s=0.004, decode_s=0.00005)
-    options.requests = min(options.requests, 400)
-    traffic = Traffic(seed=1)
+    """CPU per request of a router that shares with ``PEERS`` others, and of one that does not."""
+    compiled, traffic = (None if options.plain else compiled_environment()) or dict(os.environ), Traffic(seed=1)
 
-    async def cpu_us(routers: Sequence[Proxy]) -> float:
-        before = sum(map(cpu_ns, routers))
-        await asyncio.gather(*[serve(it.port, traffic, Traffic.next_turn, options) for it in routers])
-        return (sum(map(cpu_ns, routers)) - before) / 1e3 / options.requests / len(routers)
+    async def served(router: Proxy, rate: float) -> tuple[float, float]:
+        """CPU per request in us, and requests/s."""
+        before, started = cpu_ns(router), time.monotonic()
+        load = argparse.Namespace(requests=int(rate * options.seconds), rate=rate)
+        await serve(router.port, traffic, Traffic.next_turn, load)
+        return (cpu_ns(router) - before) / 1e3 / load.requests, load.requests / (time.monotonic() - started)
 
-    ratios = []
-    with _stand(url, 4, model, options, alone=4) as routers:
-        for number in range(options.rounds + 1):
-            shared_us, alone_us = await cpu_us(routers[:4]), await cpu_us(routers[4:])
-            if number:  # the first round fills the caches
-                ratios.append(shared_us / alone_us)
-                print(
-                    f"{shared_us:.0f} us a request, without sharing {alone_us:.0f}, ratio {ratios[-1]:.3f}", flush=True
-                )
-    print(f"median ratio {median(ratios):.3f}")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        _, ports = stack.enter_context(replicas())
+        sharing, alone = (
+            stack.enter_context(our_router(folder / name, ports, LowestCostSettings(), compiled | environment))
+            for name, environment in (("sharing", {STATE_URL: url}), ("alone", {}))
+        )
+        peers = [Peer(url, number, [TargetId(f"replica-{port}") for port in ports]) for number in range(PEERS)]
+        for peer in peers:
+            stack.callback(peer.exchange.close)
+        for rate in options.rates:
+            async with asyncio.TaskGroup() as group:
+                placing = [group.create_task(peer.place(rate)) for peer in peers]
+                rounds = [(*await served(sharing, rate), *await served(alone, rate)) for _ in range(options.rounds + 1)]
+                for task in placing:
+                    task.cancel()
+            shared_us, rate_shared, alone_us, rate_alone = (median(column) for column in zip(*rounds[1:], strict=True))
+            ratio = median([row[0] / row[2] for row in rounds[1:]])  # the first round fills the caches
+            text = f"{rate_shared:6.0f} and {rate_alone:.0f} requests/s: {shared_us:.0f} us a request"
+            more_ms = (shared_us - alone_us) * rate_shared / 1e3
+            print(f"{text}, {alone_us:.0f} without sharing; {more_ms:.1f} ms/s more, ratio {ratio:.3f}", flush=True)
