@@ -39,6 +39,7 @@ from routing.replay.routers import SeveralRouters, Sharing, router_placers
 from routing.schema import LowestCostSettings, ReplicaConfig
 from routing.settings import STATE_URL
 from routing.sharing.exchange import Exchange
+from routing.sharing.transports import ServerTransport
 from routing.sharing.view import PERIOD_S
 from routing.traffic.client import ChatClient, ChatResult, total
 from routing.traffic.columns import Columns
@@ -193,8 +194,8 @@ class Peer:
             residency.add_replica(target)
         self._residency = residency
         self._sessions = [self._blocks(PROMPT_BLOCKS) for _ in range(SESSIONS)]
-        self.exchange = Exchange(url)
-        self.exchange.bind(f"{number:016x}", self._loads, residency)
+        self.exchange = Exchange(ServerTransport(url))
+        self.exchange.bind(f"{number:08x}" * 2, self._loads, residency)
         self.exchange.configure(HASH_SECRET, targets)
 
     async def place(self, rate: float) -> None:

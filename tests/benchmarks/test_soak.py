@@ -8,7 +8,7 @@ import pytest
 
 from routing.balancing.residency import Residency
 from tests.benchmarks import soak
-from tests.benchmarks.soak import config_file, event_faults, prefixes, streams
+from tests.benchmarks.soak import config_file, event_faults, prefixes, shared_state, streams
 from tests.benchmarks.soak.verdict import SLACK_KIB, Verdict
 from tests.side_by_side import alone
 
@@ -91,3 +91,12 @@ async def test_faults_of_kv_event_streams_are_not_noticed_by_clients() -> None:
     verdict = Verdict("events")
     await event_faults.measure(verdict, 8.0, seed=4)
     assert [failure for failure in verdict.failures if "resident" not in failure] == []
+
+
+@alone
+@pytest.mark.timeout(400)
+async def test_faults_of_shared_state_are_not_noticed_by_clients() -> None:
+    verdict = Verdict("sharing")
+    await shared_state.measure(verdict, 1.0, seed=4)
+    measured = ("resident", "all seen", "alone without", "view lost")  # these need a machine that does not stall
+    assert [failure for failure in verdict.failures if not any(name in failure for name in measured)] == []

@@ -5,7 +5,7 @@ Each row prints its results, and WRONG where a condition fails; the exit status 
 a minute. The full sizes of the goals are options, and ``--full`` sets them all: 1,000 kills during a write, 500
 process kills, 100,000 aborts, 20 kills of the broker and an hour without it, 50 restarts and kills of PostgreSQL,
 1,000 killed deliveries, 50 million prefixes, 10 million rows under migrations, ten minutes of faults of KV event
-streams, 5,000 streams, and longer times.
+streams and as long of shared state, 5,000 streams, and longer times.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tests.benchmarks.soak import (
     outbox,
     overload,
     prefixes,
+    shared_state,
     streams,
 )
 from tests.benchmarks.soak.verdict import Verdict
@@ -50,6 +51,7 @@ ROWS: dict[str, Row] = {
     "prefixes": lambda verdict, options: prefixes.measure(verdict, options.prefixes),
     "migrations": lambda verdict, options: migrations.measure(verdict, options.rows),
     "events": lambda verdict, options: event_faults.measure(verdict, options.event_seconds, options.seed),
+    "sharing": lambda verdict, options: shared_state.measure(verdict, options.sharing_seconds, options.seed),
     "streams": lambda verdict, options: streams.measure(verdict, options.streams, options.stream_seconds),
 }
 OPTIONS: tuple[tuple[str, type[int | float], float, float, str], ...] = (  # name, type, default, full, help
@@ -65,6 +67,7 @@ OPTIONS: tuple[tuple[str, type[int | float], float, float, str], ...] = (  # nam
     ("--prefixes", int, 8_000_000, 50_000_000, "distinct prefixes"),
     ("--rows", int, 200_000, 10_000_000, "rows of each table that is migrated while it is read and written"),
     ("--event-seconds", float, 60.0, 600.0, "how long KV event streams are killed, stalled and corrupted"),
+    ("--sharing-seconds", float, 60.0, 600.0, "how long the shared state of routers is cut, disturbed and missed"),
     ("--streams", int, 2000, 5000, "streams at once"),
     ("--stream-seconds", float, 20.0, 60.0, "duration of the streams"),
 )

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
@@ -128,7 +128,7 @@ def pool_of(
 
 @asynccontextmanager
 async def router_process(
-    config: RouterConfig | None, *options: str, command: str = "serve"
+    config: RouterConfig | None, *options: str, command: str = "serve", environment: Mapping[str, str] = os.environ
 ) -> AsyncIterator[RouterProcess]:
     """A router (``command``: or a picker) with this configuration; without one, ``options`` must name its source."""
     with tempfile.TemporaryDirectory() as folder:
@@ -136,15 +136,17 @@ async def router_process(
             file = Path(folder) / "config.json"
             file.write_bytes(dump_snapshot(config, 1).document)
             options = ("--config", str(file), "--state-dir", folder, *options)
-        async with started(options, command) as router:
+        async with started(options, command, environment) as router:
             yield router
 
 
 @asynccontextmanager
-async def started(options: Sequence[str], command: str = "serve") -> AsyncIterator[RouterProcess]:
+async def started(
+    options: Sequence[str], command: str = "serve", environment: Mapping[str, str] = os.environ
+) -> AsyncIterator[RouterProcess]:
     """Run ``python -m routing serve`` or ``picker`` for the length of a block."""
     arguments = [sys.executable, "-m", "routing", command, "--port=0", "--admin-port=0", *options]
-    popen = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+    popen = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment)
     draining = None
     try:
         async with asyncio.timeout(START_S):
