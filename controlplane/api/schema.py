@@ -1,4 +1,4 @@
-"""The OpenAPI document: entity tags, dry runs, errors and deprecations of every operation; and deprecation headers.
+"""The OpenAPI document: entity tags, dry runs and errors of every operation.
 
 drf-spectacular derives the rest from the views. What is added here is read from the views' own attributes, so the
 document cannot disagree with them.
@@ -6,83 +6,14 @@ document cannot disagree with them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from datetime import UTC, date, datetime, time
 from typing import Any
 
-from django.utils.http import http_date
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.openapi import AutoSchema
-from rest_framework.request import Request
 
 from controlplane.api.auth import RouterAuthentication, TokenAuthentication
 from controlplane.api.exceptions import CONTENT_TYPE, NOT_FOUND, PROBLEM_TYPES, URN
-
-# --- deprecations -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Deprecation:
-    """The announcement that an operation, or a field or parameter of it, will be removed. At least two minor releases
-    lie between the announcement and the removal.
-    """
-
-    operation: str  # as in the document: "GET /api/v1/pools/{name}"
-    replacement: str  # what clients should use instead, as a sentence
-    announced_in: str  # a release, such as "0.2"
-    removed_in: str  # the first release that may lack it
-    since: date
-    sunset: date
-    field: str = ""  # of the body or the query; "" for the whole operation
-
-    def headers(self) -> dict[str, str]:
-        """``Deprecation`` (RFC 9745), ``Sunset`` (RFC 8594) and a link to the document."""
-        return {
-            "Deprecation": f"@{_unix_time(self.since)}",
-            "Sunset": http_date(_unix_time(self.sunset)),
-            "Link": '</api/v1/openapi.json>; rel="deprecation"; type="application/json"',
-        }
-
-    def applies_to(self, request: Request) -> bool:
-        """Whether the request is of this operation and, for a field, sends it."""
-        match = request.resolver_match
-        values = tuple(getattr(match, "captured_kwargs", {}).values())
-        if self.operation.count("{") != len(values):
-            return False
-        if re.sub(r"\{\w+\}", "%s", self.operation) % values != f"{request.method} {request.path}":
-            return False
-        body = getattr(request, "_full_data", None)  # the body if it was read
-        return not self.field or self.field in {*request.query_params, *(body if isinstance(body, dict) else ())}
-
-
-DEPRECATIONS: tuple[Deprecation, ...] = ()
-
-
-def deprecation_headers(request: Request) -> dict[str, str]:
-    """The headers for a request that uses something deprecated; {} for others."""
-    return next((entry.headers() for entry in DEPRECATIONS if entry.applies_to(request)), {})
-
-
-def _mark_deprecations(document: dict[str, Any]) -> None:
-    """Mark deprecated operations and parameters; KeyError for an operation that the document does not have."""
-    for entry in DEPRECATIONS:
-        method, _, path = entry.operation.partition(" ")
-        operation = document["paths"][path][method.lower()]
-        subject = f"`{entry.field}`: deprecated" if entry.field else "Deprecated"
-        text = (
-            f"{subject} since {entry.announced_in}, removed in {entry.removed_in} at the earliest: {entry.replacement}"
-        )
-        operation["description"] = "\n\n".join(filter(None, [operation.get("description"), text]))
-        deprecated_parameters = [part for part in operation.get("parameters", ()) if part["name"] == entry.field]
-        for part in deprecated_parameters if entry.field else [operation]:
-            part["deprecated"] = True
-
-
-def _unix_time(day: date) -> int:
-    return int(datetime.combine(day, time(), UTC).timestamp())
-
 
 # --- authentication ---------------------------------------------------------------------------------------
 
@@ -313,5 +244,4 @@ def complete(result: dict[str, Any], **_: Any) -> dict[str, Any]:
                 schema["properties"][field] = {}
         if name.endswith("Request") and name not in _OPEN_BODIES:  # unknown fields are rejected
             schema["additionalProperties"] = False
-    _mark_deprecations(result)
     return result

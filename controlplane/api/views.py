@@ -26,7 +26,6 @@ from rest_framework.views import APIView
 
 from controlplane.api.exceptions import BodyTooLargeError, LengthRequiredError
 from controlplane.api.preconditions import differences
-from controlplane.api.schema import deprecation_headers
 from controlplane.models import ApiToken
 from controlplane.request_origin import client_address, rate_limit_network
 from controlplane.services import idempotency, rates
@@ -80,14 +79,12 @@ class TransactionalView(APIView):
         return settings.SECURE_SSL_REDIRECT and not request.is_secure()
 
     def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
-        """DRF's ``finalize_response``, with rate limit and deprecation headers."""
+        """DRF's ``finalize_response``, with rate limit headers."""
         final: Response = super().finalize_response(request, response, *args, **kwargs)
         if self.allowance:
             final["RateLimit-Limit"] = str(self.allowance.limit)
             final["RateLimit-Remaining"] = str(max(self.allowance.remaining, 0))
             final["RateLimit-Reset"] = str(self.allowance.reset_s)
-        for name, value in deprecation_headers(request).items():
-            final.setdefault(name, value)
         return final
 
     def respond(self, request: Request) -> Response:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import click
 import yaml
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -173,15 +171,16 @@ pass_context = click.make_pass_decorator(Context)
 
 
 def watch(context: Context, rollout_id: int, *, timeout_s: float | None = None) -> dict[str, Any]:
-    """The rollout after it ended, or after ``timeout_s``. Shows its progress on standard error meanwhile."""
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    with _progress_display(context.output) as show:
-        while True:
-            rollout: dict[str, Any] = context.rest.get(f"rollouts/{rollout_id}")
-            show(rollout)
-            if rollout["finished_at"] or (deadline is not None and time.monotonic() > deadline):
-                return rollout
-            time.sleep(POLL_INTERVAL_S)
+    """The rollout after it ended, or after ``timeout_s``; meanwhile a line on standard error for each change."""
+    deadline, shown = None if timeout_s is None else time.monotonic() + timeout_s, ""
+    while True:
+        rollout: dict[str, Any] = context.rest.get(f"rollouts/{rollout_id}")
+        if (line := rollout_summary(rollout)) != shown:
+            context.output.message(line)
+            shown = line
+        if rollout["finished_at"] or (deadline is not None and time.monotonic() > deadline):
+            return rollout
+        time.sleep(POLL_INTERVAL_S)
 
 
 def rollout_summary(rollout: dict[str, Any]) -> str:
@@ -194,43 +193,8 @@ def rollout_summary(rollout: dict[str, Any]) -> str:
         f"{row['name']} {row['verdict']}" for row in rollout["readings"] if row["verdict"] not in {"passed", "off"}
     ]
     if routers := rollout["routers"]:
-        parts.append(f"{_acknowledged(routers)} of {len(routers)} routers run it")
+        acknowledged = sum(router["progress"] == "acknowledged" for router in routers)
+        parts.append(f"{acknowledged} of {len(routers)} routers run it")
     if rollout["why"]:
         parts.append(rollout["why"])
     return "; ".join(parts)
-
-
-def _fraction_done(rollout: dict[str, Any]) -> float:
-    """Completed stages, plus the share of routers that run the current one; 0 to 1."""
-    if rollout["state"] == COMPLETE:
-        return 1.0
-    stages, routers = max(len(rollout["stages"]), 1), rollout["routers"]
-    within_stage = _acknowledged(routers) / len(routers) if routers else 0.0
-    return min((int(rollout["stage"]) + within_stage) / stages, 0.99)
-
-
-def _acknowledged(routers: list[dict[str, Any]]) -> int:
-    return sum(router["progress"] == "acknowledged" for router in routers)
-
-
-@contextmanager
-def _progress_display(output: Output) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A progress bar on a terminal; elsewhere a line for each change."""
-    console = Console(stderr=True, highlight=False)
-    if console.is_terminal:
-        columns = (BarColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-        with Progress(*columns, console=console) as bars:
-            task = bars.add_task("", total=1.0)
-            yield lambda rollout: bars.update(
-                task, completed=_fraction_done(rollout), description=rollout_summary(rollout)
-            )
-        return
-    printed: list[str] = []
-
-    def show(rollout: dict[str, Any]) -> None:
-        line = rollout_summary(rollout)
-        if line not in printed[-1:]:
-            output.message(line)
-            printed.append(line)
-
-    yield show

@@ -14,8 +14,8 @@ from controlplane.models.fleet import SHORT_NAME, Pool, Replica, VersionedModel,
 class Adoption(models.TextChoices):
     """What happens to an engine that a source discovers."""
 
-    PROPOSE = "propose", "Propose: a user adopts or dismisses each engine"
-    ADOPT = "adopt", "Adopt: each engine becomes a replica automatically"
+    PROPOSE = "propose", "Propose: a user adopts each engine"
+    ADOPT = "adopt", "Follow: each engine becomes a replica automatically"
 
 
 class SourceStatus(models.TextChoices):
@@ -111,7 +111,7 @@ class DiscoveredState(models.TextChoices):
 
     PROPOSED = "proposed", "Proposed"  # until a user decides, or it is ready
     ADOPTED = "adopted", "Adopted"  # it is a replica, updated from the source
-    DISMISSED = "dismissed", "Dismissed"  # by a user
+    DISMISSED = "dismissed", "Dismissed"  # a user removed its replica: it is not adopted again by itself
 
 
 class TargetCondition(models.TextChoices):

@@ -172,7 +172,3 @@ def csv_response(filename: str, rows: Iterable[Iterable[Any]], *, stream: bool =
     response = response_class(lines, content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = f'attachment; filename="{filename}"'
     return response
-
-
-def _safe_cell(cell: Any) -> Any:
-    return spreadsheet_safe(cell) if isinstance(cell, str) else cell

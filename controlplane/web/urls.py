@@ -62,7 +62,6 @@ urlpatterns = [
     path("fleet/sources/<int:source_id>/remove/", sources.source_remove, name="source-remove"),
     path("fleet/sources/<int:source_id>/poll/", sources.source_poll, name="source-poll"),
     path("fleet/discovered/<int:discovered_id>/adopt/", sources.discovered_adopt, name="discovered-adopt"),
-    path("fleet/discovered/<int:discovered_id>/dismiss/", sources.discovered_dismiss, name="discovered-dismiss"),
     path("users/", users.user_list, name="users"),
     path("users/new/", users.user_new, name="user-new"),
     path("users/<int:user_id>/", users.user_detail, name="user"),

@@ -167,7 +167,7 @@ class SourceViewSet(CrudViewSet[ReplicaSource]):
 
 
 class DiscoveredReplicaViewSet(ReadViewSet[DiscoveredReplica]):
-    """Engines that sources found: proposed, adopted or dismissed."""
+    """Engines that sources found: proposed, adopted, or dismissed because a user removed the replica."""
 
     queryset = DiscoveredReplica.objects.select_related("source__pool", "replica")
     serializer_class = serializers.DiscoveredReplicaSerializer
@@ -179,13 +179,6 @@ class DiscoveredReplicaViewSet(ReadViewSet[DiscoveredReplica]):
     def adopt(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Create a replica that follows its source; 409 when it exists, the engine is gone, or its URL is taken."""
         adoption.adopt(self.get_object(), **validated_body(serializers.AdoptInput, request), by=signed_in_user(request))
-        return Response(serializers.DiscoveredReplicaSerializer(self.get_object()).data)
-
-    @extend_schema(request=None, responses=serializers.DiscoveredReplicaSerializer)
-    @action(detail=True, methods=["post"])
-    def dismiss(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Dismiss the proposal; 409 when it was adopted."""
-        adoption.dismiss(self.get_object(), by=signed_in_user(request))
         return Response(serializers.DiscoveredReplicaSerializer(self.get_object()).data)
 
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from typing import Any, ClassVar
 
 from django.db.models import QuerySet
 from django.http import StreamingHttpResponse
 from django_filters.utils import translate_validation
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from drf_spectacular.views import SpectacularJSONAPIView
-from rest_framework import serializers
 from rest_framework.decorators import action
-from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.utils.encoders import JSONEncoder
 
-from controlplane.api.auth import HasRole, IsRouter, RouterAuthentication, route_of
-from controlplane.api.event_stream import EventStreamRenderer, event_stream, visible_events, wait_for_events
+from controlplane.api.auth import HasRole, IsRouter, RouterAuthentication
+from controlplane.api.exceptions import TooManyWaitersError
 from controlplane.api.filters import AuditFilter, EventFilter
 from controlplane.api.pagination import newest_first
 from controlplane.api.serializers import routers as router_serializers
@@ -87,7 +87,9 @@ AFTER = OpenApiParameter(
 WAIT = OpenApiParameter(
     "wait", OpenApiTypes.FLOAT, description="With an id in `after`: seconds to wait until there is an event, 0 to 60."
 )
-LAST = OpenApiParameter("Last-Event-ID", OpenApiTypes.INT, OpenApiParameter.HEADER, description="Resume after this id.")
+MAX_WAITERS = 64  # clients of one process that wait for events
+_slots = threading.BoundedSemaphore(MAX_WAITERS)
+_newest_position = events.PositionCache()
 
 
 class EventViewSet(ReadViewSet[Event]):
@@ -112,26 +114,6 @@ class EventViewSet(ReadViewSet[Event]):
         last = new_events[-1].pk if new_events else after
         return Response({"results": self.get_serializer(new_events, many=True).data, "last": last})
 
-    @extend_schema(
-        parameters=[LAST],
-        responses={(200, "text/event-stream"): OpenApiResponse(OpenApiTypes.STR, "`id`, `event` (its kind), `data`")},
-    )
-    @action(detail=False, renderer_classes=[EventStreamRenderer, JSONRenderer], pagination_class=None)
-    def stream(self, request: Request) -> StreamingHttpResponse:
-        """Server-sent events as they happen: from now on, or after ``Last-Event-ID`` or ``?after=``."""
-        last = request.headers.get("Last-Event-ID") or request.query_params.get("after")
-        if last is not None and not (last.isascii() and last.isdigit() and len(last) < 19):
-            raise serializers.ValidationError({"after": ["Expected the id of an event."]})
-        position = events.newest_position() if last is None else events.position_of(int(last))
-        route = route_of(request)
-        self._filtered(self.get_queryset())  # reject invalid filters before the stream starts
-
-        def rows() -> QuerySet[Event] | None:
-            visible_rows = visible_events(request, EventViewSet.queryset.all(), route)
-            return None if visible_rows is None else self._filtered(visible_rows)
-
-        return event_stream(request, position, rows)
-
     def _filtered(self, rows: QuerySet[Event]) -> QuerySet[Event]:
         """Filtered as the list is, without ``after``, which is an id here."""
         params = self.request.query_params.copy()
@@ -141,6 +123,32 @@ class EventViewSet(ReadViewSet[Event]):
             raise translate_validation(filtered.errors)
         matching: QuerySet[Event] = filtered.qs
         return matching
+
+
+def wait_for_events(position: events.Position, rows: QuerySet[Event], *, limit: int, wait_s: float) -> list[Event]:
+    """The events after a position, as soon as there are any, or [] after ``wait_s`` seconds. TooManyWaitersError.
+
+    While it waits, the request has no database connection.
+    """
+    new_events = events.events_after(position, rows, limit)
+    if new_events or wait_s <= 0:
+        return new_events
+    deadline_s = time.monotonic() + wait_s
+    newest_seen: events.Position | None = None
+    if not _slots.acquire(blocking=False):
+        raise TooManyWaitersError
+    try:
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            newest = _newest_position.read()
+            has_new = newest != newest_seen and newest > position
+            if has_new and (new_events := events.events_after(position, rows, limit)):
+                return new_events
+            newest_seen = newest
+            events.release_connection()
+            time.sleep(min(events.POLL_INTERVAL_S, left_s))
+        return []
+    finally:
+        _slots.release()
 
 
 class AuditViewSet(ReadViewSet[AuditEntry]):

@@ -35,7 +35,7 @@ class Command(BaseCommand):
         lines = (line.partition(": ") for line in path.read_text().splitlines())
         breaking, compatible = differences({name: entries.split() for name, _, entries in lines}, live)
         if breaking:
-            advice = "Deprecate it first (controlplane/api/schema.py), or add a migration note to CHANGELOG.md."
+            advice = "Keep it, or add a migration note to CHANGELOG.md."
             breaking = ["These changes break clients:", *breaking, advice]
         if breaking or compatible:
             raise CommandError(

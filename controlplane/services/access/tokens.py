@@ -67,12 +67,6 @@ def find_token(text: str) -> ApiToken | None:
     return token
 
 
-def active_token(token_id: int) -> ApiToken | None:
-    """The token; None if it expired, was revoked, or its user was disabled."""
-    token = ApiToken.objects.select_related("user").filter(pk=token_id).first()
-    return token if token and _is_valid(token) else None
-
-
 def record_use(token: ApiToken) -> None:
     """Record that a token was used, at most once a minute."""
     now = timezone.now()

@@ -1,4 +1,4 @@
-"""Claims and records polls of replica sources; adopts or dismisses the engines that they discover.
+"""Claims and records polls of replica sources; adopts the engines that they discover.
 
 Theory of operation. A conditional update claims a poll, which then runs without the database. Its result is accepted
 only while the claim is valid: a late result, or one for settings that were changed meanwhile, is dropped. A result
@@ -180,29 +180,9 @@ def adopt(discovered: DiscoveredReplica, *, name: str = "", by: User | None = No
     row.drained_at, row.drained_here = None, False
     row.save()
     summary = f"Replica {replica.name} was adopted from source {source.name} ({row.key})."
-    record_event(
-        EventKind.REPLICA_ADOPTED, summary, pool=source.pool, replica=replica, by=by, detail=_engine_detail(row)
-    )
+    detail = {"after": {"source": source.name, "key": row.key, "url": row.url}}
+    record_event(EventKind.REPLICA_ADOPTED, summary, pool=source.pool, replica=replica, by=by, detail=detail)
     return replica
-
-
-@transaction.atomic
-def dismiss(discovered: DiscoveredReplica, *, by: User | None = None) -> DiscoveredReplica:
-    """Reject a proposal, until a user adopts it after all; ConflictError if it is a replica."""
-    row = _lock(discovered)
-    if row.state == DiscoveredState.ADOPTED:
-        raise ConflictError(f"{row.key} is a replica; drain or remove that instead.")
-    if row.state == DiscoveredState.PROPOSED:
-        row.state, row.problem = DiscoveredState.DISMISSED, ""
-        row.save()
-        summary = f"Engine {row.key} of source {row.source.name} was dismissed."
-        detail = _engine_detail(row)
-        record_event(EventKind.REPLICA_DISMISSED, summary, pool=row.source.pool, by=by, detail=detail)
-    return row
-
-
-def _engine_detail(row: DiscoveredReplica) -> dict[str, Any]:
-    return {"after": {"source": row.source.name, "key": row.key, "url": row.url}}
 
 
 def _lock(discovered: DiscoveredReplica) -> DiscoveredReplica:

@@ -226,7 +226,7 @@ def _record_hold(source: ReplicaSource, reason: str) -> None:
 
 @transaction.atomic
 def _delete_obsolete(source_id: int) -> None:
-    """Delete missing proposals and engines that were dismissed long ago, so that the table stays bounded."""
+    """Delete missing proposals and engines whose replicas users removed long ago, so that the table stays bounded."""
     source, rows = _load(source_id)
     now = timezone.now()
     missing = [row for row in rows if row.state != DiscoveredState.ADOPTED and row.missing_since]

@@ -36,7 +36,7 @@ class SourceForm(Form):
     adoption = forms.ChoiceField(
         choices=((Adoption.PROPOSE, "Propose them"), (Adoption.ADOPT, "Add them automatically")),
         label="New replicas",
-        help_text="Proposed replicas are adopted or dismissed on the fleet page.",
+        help_text="Proposed replicas are adopted on the fleet page.",
     )
 
     def __init__(self, kind: SourceKind, data: Any = None, *, source: ReplicaSource | None = None) -> None:

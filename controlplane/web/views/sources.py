@@ -1,4 +1,4 @@
-"""Replica sources: where replicas are discovered, and the decision about each proposed replica."""
+"""Replica sources: where replicas are discovered, and the adoption of proposed replicas."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SourceRow:
     kind: str
     waiting: list[DiscoveredReplica]  # proposed, or not ready yet
     missing: list[DiscoveredReplica]  # adopted, and not in the last response or not updatable
-    dismissed: list[DiscoveredReplica]
+    dismissed: list[DiscoveredReplica]  # their replicas were removed by users
 
 
 def prefetch_sources() -> Prefetch[str]:
@@ -112,7 +112,7 @@ def source_remove(request: HttpRequest, source_id: int) -> HttpResponse:
         back="controlplane:fleet",
         title=f"Remove replica source {source.name}",
         text=f"It is no longer polled. Its {adopted.count()} replicas stay as they are ({draining} of them draining) "
-        f"and are no longer updated. Its {proposed} proposals and all dismissed replicas are deleted.",
+        f"and are no longer updated. Its {proposed} proposals are deleted.",
         action=f"Remove {source.name}",
         done=f"Replica source {source.name} was removed; its replicas stay.",
     )
@@ -137,14 +137,4 @@ def discovered_adopt(request: HttpRequest, discovered_id: int) -> HttpResponse:
         messages.success(
             request, f"Replica {replica.name} was added. It receives requests once its health checks pass."
         )
-    return redirect("controlplane:fleet")
-
-
-@require_POST
-def discovered_dismiss(request: HttpRequest, discovered_id: int) -> HttpResponse:
-    """Reject a proposed replica."""
-    discovered = get_object_or_404(DiscoveredReplica, pk=discovered_id)
-    with errors_as_messages(request):
-        adoption.dismiss(discovered, by=current_user(request))
-        messages.success(request, f"{discovered.key} was dismissed. You can still adopt it later.")
     return redirect("controlplane:fleet")

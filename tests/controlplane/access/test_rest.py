@@ -84,7 +84,6 @@ def test_objects_of_other_projects_are_not_found(here, there, user_with, script_
         f"replicas/{there.replica.name}/state",
         f"replica-sources/{there.source.name}/poll",
         f"discovered-replicas/{there.discovered.pk}/adopt",
-        f"discovered-replicas/{there.discovered.pk}/dismiss",
         f"policies/{there.policy.name}/publish",
         f"task-groups/{there.group.pk}/purge-response-cache",
         f"alerts/{there.alert.pk}/acknowledge",

@@ -1,14 +1,10 @@
-"""The contract of the REST API: breaking changes, compatible additions and deprecations."""
+"""The contract of the REST API: breaking changes and compatible additions."""
 
 import copy
-from dataclasses import replace
-from datetime import date
 
 import pytest
 from django.core.management import CommandError, call_command
 
-from controlplane.api import schema
-from controlplane.api.schema import Deprecation
 from controlplane.management.commands.api_contract import contract_of, differences
 from tests.controlplane.api.test_document import DOCUMENT
 
@@ -100,57 +96,3 @@ def test_the_check_compares_the_committed_contract_with_the_views(tmp_path, sett
     with pytest.raises(CommandError, match="GET /api/v1/pools: added") as error:
         call_command("api_contract", check=True)
     assert "break clients" not in str(error.value)
-
-
-# --- deprecations -----------------------------------------------------------------------------------------
-
-OPERATION = Deprecation(
-    "GET /api/v1/pools/{name}",
-    replacement="Ask for config.",
-    announced_in="0.2",
-    removed_in="0.4",
-    since=date(2026, 12, 1),
-    sunset=date(2027, 6, 1),
-)
-FIELD = replace(OPERATION, operation="PATCH /api/v1/pools/{name}", field="description", replacement="Use labels.")
-PARAMETERS = replace(OPERATION, operation="GET /api/v1/replicas", field="state")
-OBJECT = replace(OPERATION, operation="GET /api/v1/revisions/{id}")
-HEADERS = {
-    "Deprecation": "@1796083200",
-    "Sunset": "Tue, 01 Jun 2027 00:00:00 GMT",
-    "Link": '</api/v1/openapi.json>; rel="deprecation"; type="application/json"',
-}
-
-
-@pytest.fixture
-def deprecated(monkeypatch):
-    monkeypatch.setattr(schema, "DEPRECATIONS", (OPERATION, FIELD, PARAMETERS, OBJECT))
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "body", "is_deprecated"),
-    [
-        ("get", "pools/default", None, True),
-        ("get", "pools/absent", None, True),  # errors have the headers too
-        ("get", "pools", None, False),
-        ("patch", "pools/default", {"description": "H200s"}, True),
-        ("patch", "pools/default", {"models": ["m"]}, False),
-        ("get", "replicas?state=active", None, True),
-        ("get", "replicas", None, False),
-        ("get", "revisions/1", None, True),
-        ("get", "revisions/compare?from=1&to=2", None, False),
-    ],
-)
-def test_requests_that_use_something_deprecated_get_headers(api, pool, deprecated, method, path, body, is_deprecated):
-    response = getattr(api, method)(f"{ROOT}{path}", body)
-    assert {name: response[name] for name in HEADERS if response.has_header(name)} == (HEADERS if is_deprecated else {})
-
-
-def test_the_document_marks_what_is_deprecated(api, deprecated):
-    paths = api.get(f"{ROOT}openapi.json").json()["paths"]
-    operation = paths[f"{ROOT}pools/{{name}}"]["get"]
-    assert operation["deprecated"] is True
-    assert operation["description"].endswith("Deprecated since 0.2, removed in 0.4 at the earliest: Ask for config.")
-    assert "`description`: deprecated since" in paths[f"{ROOT}pools/{{name}}"]["patch"]["description"]
-    parameters = paths[f"{ROOT}replicas"]["get"]["parameters"]
-    assert [parameter["name"] for parameter in parameters if parameter.get("deprecated")] == ["state"]

@@ -48,7 +48,6 @@ EXAMPLES = {
     ("api:replica-source-detail", "DELETE"): ("replica-sources/here-source", None),
     ("api:replica-source-poll", "POST"): ("replica-sources/here-source/poll", None),
     ("api:discovered-replica-adopt", "POST"): ("discovered-replicas/{discovered}/adopt", {}),
-    ("api:discovered-replica-dismiss", "POST"): ("discovered-replicas/{discovered}/dismiss", None),
     ("api:router-detail", "DELETE"): ("routers/router-1", None),
     ("api:task-group-list", "POST"): ("task-groups", {"pool": "here-pool", "name": "new"}),
     ("api:task-group-detail", "PATCH"): ("task-groups/{group}", {"owner": "web"}),

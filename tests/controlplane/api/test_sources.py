@@ -116,14 +116,12 @@ def test_source_names_are_unique(api, pool):
     assert [api.post(f"{ROOT}replica-sources", KUBERNETES).status_code for _ in range(2)] == [201, 409]
 
 
-def test_proposals_are_adopted_or_dismissed(api, found):
+def test_proposals_are_adopted(api, found):
     first, second = found.discovered.values_list("pk", flat=True)
     adopted = api.post(f"{ROOT}discovered-replicas/{first}/adopt", {"name": "gpu-1"})
     assert (adopted.status_code, adopted.data["state"], adopted.data["replica"]) == (200, "adopted", "gpu-1")
     assert Replica.objects.get().url == "http://10.0.0.1:8000"
     assert api.post(f"{ROOT}discovered-replicas/{first}/adopt").status_code == 409
-    assert api.post(f"{ROOT}discovered-replicas/{first}/dismiss").status_code == 409
-    assert api.post(f"{ROOT}discovered-replicas/{second}/dismiss").data["state"] == "dismissed"
     assert api.post(f"{ROOT}discovered-replicas/{second}/adopt").data["replica"] == "10.0.0.2-8000"
 
 

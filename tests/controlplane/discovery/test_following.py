@@ -4,7 +4,7 @@ import pytest
 
 from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import ConfigSnapshot, Event, Replica, ReplicaSource, ReplicaState
-from controlplane.services.discovery.adoption import adopt, dismiss
+from controlplane.services.discovery.adoption import adopt
 from controlplane.services.discovery.sources import request_poll, update_source
 from controlplane.services.fleet.replicas import add_replica, remove_replica, set_replica_state, update_replica
 from controlplane.services.fleet.task_groups import create_task_group
@@ -76,15 +76,12 @@ def test_a_user_decides_about_each_proposed_engine(cluster, operator):
     assert cluster.replicas == {}
     first, second = cluster.row.discovered.all()
     assert adopt(first, name="gpu-a", by=operator).name == "gpu-a"
-    dismiss(second, by=operator)
     cluster.report("vllm-1", "vllm-2")
     assert cluster.replicas == {"gpu-a": "active"}
-    assert cluster.discovered == {"vllm-1": "adopted", "vllm-2": "dismissed"}
+    assert cluster.discovered == {"vllm-1": "adopted", "vllm-2": "proposed"}
     with pytest.raises(ConflictError, match="adopted already"):
         adopt(first)
-    with pytest.raises(ConflictError, match="drain or remove"):
-        dismiss(first)
-    assert adopt(second).name == "vllm-2"  # a dismissed engine can still be adopted
+    assert adopt(second).name == "vllm-2"
 
 
 def test_a_pod_is_adopted_once_it_is_ready(cluster):
@@ -267,6 +264,7 @@ def test_a_replica_that_a_user_removed_is_not_adopted_again(cluster):
     cluster.report("vllm-1", "vllm-2")
     assert cluster.replicas == {"vllm-1": "active"}
     assert cluster.discovered["vllm-2"] == "dismissed"
+    assert adopt(cluster.row.discovered.get(key="vllm-2")).name == "vllm-2"  # a user may change that
 
 
 @pytest.mark.parametrize("state", [ReplicaState.DRAINING, ReplicaState.DISABLED])

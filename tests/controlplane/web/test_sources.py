@@ -85,11 +85,9 @@ def test_a_form_never_shows_a_token_and_keeps_it_unless_told_otherwise(visitor, 
     assert (made.encrypted, made.enabled) == (None, False)
 
 
-def test_proposals_are_adopted_and_dismissed_from_the_fleet_page(visitor, proposal):
+def test_proposals_are_adopted_from_the_fleet_page(visitor, proposal):
     page = visitor.get("/fleet/").text
     assert f'action="/fleet/discovered/{proposal.pk}/adopt/"' in page
-    visitor.post(f"/fleet/discovered/{proposal.pk}/dismiss/")
-    page = visitor.get("/fleet/").text
     assert ">Adopt<" in page
     answer = visitor.post(f"/fleet/discovered/{proposal.pk}/adopt/", follow=True)
     assert Replica.objects.get().name == "gpu-1-8000"
