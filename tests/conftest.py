@@ -67,11 +67,11 @@ def quick_flush() -> Iterator[None]:
     from django.test import TransactionTestCase
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TransactionTestCase, "_fixture_teardown", lambda _case: _empty_tables())
+        patch.setattr(TransactionTestCase, "_fixture_teardown", lambda _case: empty_tables())
         yield
 
 
-def _empty_tables() -> None:
+def empty_tables() -> None:
     """Empty the tables; retry after a deadlock with a request that a closed browser left running."""
     from django.db import OperationalError, connection, transaction
 

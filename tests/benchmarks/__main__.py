@@ -20,49 +20,42 @@ from tests.benchmarks.builds import run_compiled
 BENCHMARKS = {
     "alerts": "tests.benchmarks.alerts",  # alerting as a classifier: detected drops, correct causes, false alarms
     "ablate": "tests.benchmarks.ablate",  # what each part of lowest_cost saves
-    "agreement": "tests.benchmarks.agreement",  # whether routers send a new prompt to the same replica
     "bodies": "tests.benchmarks.bodies",  # how long other connections wait while a large body is handled
     "causes": "tests.benchmarks.causes",  # whether the right cause of a drop ranks first
-    "convergence": "tests.benchmarks.convergence",  # how soon routers run a published configuration
     "decision": "tests.benchmarks.decision",  # cost of placing a request
-    "event_gain": "tests.benchmarks.event_gain",  # what KV events bring 1, 2 and 4 routers
     "files": "tests.benchmarks.files",  # source files that a request, a push and a scrape pass through
     "guard": "tests.benchmarks.guard",  # harmless canaries that are rolled back, harmful ones that are found
     "kv_events": "tests.benchmarks.kv_events",  # CPU of a router with KV events and without
-    "breakdown": "tests.benchmarks.breakdown",  # cost of replaying five minutes of decisions
     "literature": "tests.benchmarks.literature",  # the tables of docs/literature.md
     "path": "tests.benchmarks.path",  # cost of the router's own code per request
     "picker": "tests.benchmarks.picker",  # Envoy with a picker beside the router; needs envoy
     "predictions": "tests.benchmarks.predictions",  # predicted and delivered cached tokens; needs running vLLM replicas
     "quality": "tests.benchmarks.quality",  # quality of each strategy's choices, and speed of replays
     "response_cache": "tests.benchmarks.response_cache",  # what a response cache and a store that fails cost
-    "routers": "tests.benchmarks.routers",  # what several routers without common state lose
     "sharing": "tests.benchmarks.sharing",  # live routers that share their state, beside the simulator
     "size": "tests.benchmarks.size",  # lines of code by part, beside their budget; part of make check
     "strategies": "tests.benchmarks.strategies",  # every strategy against least_load at several loads, with limits
     "soak": "tests.benchmarks.soak",  # goals that need long runs or large numbers; not run by default
     "router": "tests.benchmarks.router",  # the router, nginx and direct access side by side
-    "telemetry": "tests.benchmarks.telemetry",  # scraping a thousand replicas on one core, and charts of many
+    "telemetry": "tests.benchmarks.telemetry",  # scraping a thousand replicas on one core
     "what_if": "tests.benchmarks.what_if",  # predictions against what became, and rule evaluation meanwhile; 15 minutes
 }
 # Benchmarks that run the router's code in this process run again, compiled, in another process, with these options.
 RUN_COMPILED = {"decision": (), "path": (), "quality": ("--speed",), "response_cache": ()}
 ON_DEMAND = {
     "ablate",
-    "event_gain",
     "kv_events",
     "literature",
     "picker",
     "predictions",
     "response_cache",
-    "routers",
     "sharing",
     "size",
     "soak",
     "strategies",
     "what_if",
 }
-NEEDS_DJANGO = {"breakdown", "guard", "picker", "soak", "telemetry"}  # their modules import models
+NEEDS_DJANGO = {"guard", "picker", "soak", "telemetry"}  # their modules import models
 WITH_OPTIONS = (ON_DEMAND - {"size"}) | {"alerts", "causes", "guard", "quality", "telemetry"}
 
 

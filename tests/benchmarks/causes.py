@@ -8,12 +8,11 @@ or ";" for those with a second event. Each is analysed without and with the hit-
 from __future__ import annotations
 
 import argparse
-import os
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from pathlib import Path
+
+from tests.benchmarks.telemetry.stand import standing
 
 FIRST_SEED = 2001  # the cause analysis was tuned on other seeds
 SEEDS = 3
@@ -28,19 +27,8 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--only", default="", help="play the scenarios whose description contains this text")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds with which each scenario is played")
     options = parser.parse_args(arguments)
-    os.environ["DJANGO_SETTINGS_MODULE"] = "controlplane.settings.test"
-    from controlplane.stack.servers import EmbeddedPostgres
-    from tests.conftest import running
-
-    with tempfile.TemporaryDirectory(prefix="wpb-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        server = EmbeddedPostgres(folder / "postgres", folder / "pg")
-        server.prepare()
-        with running(server.child("fsync=off")):
-            top_causes, explain_ms = _play_all(
-                server.socket_dir, options.only, range(FIRST_SEED, FIRST_SEED + options.seeds)
-            )
+    with standing():
+        top_causes, explain_ms = _play_all(options.only, range(FIRST_SEED, FIRST_SEED + options.seeds))
     _print(top_causes, options.seeds, explain_ms)
 
 
@@ -56,16 +44,9 @@ def _print(top_causes: TopCauses, seeds: int, explain_ms: float) -> None:
     print(f"{explain_ms:.0f} ms to explain one drop")
 
 
-def _play_all(socket_dir: Path, only: str, seeds: range) -> tuple[TopCauses, float]:
-    import django
+def _play_all(only: str, seeds: range) -> tuple[TopCauses, float]:
     from django.conf import settings
 
-    settings.DATABASES["default"]["HOST"] = str(socket_dir)
-    settings.LOGGING = {}
-    django.setup()
-    from django.core.management import call_command
-
-    call_command("migrate", verbosity=0)
     from tests.telemetry.causes.fleet import SCRAPE_S
     from tests.telemetry.causes.scenarios import SCENARIOS
 

@@ -25,7 +25,6 @@ import aiohttp
 import uvloop
 
 from routing.observability.decision_log import CANDIDATE_BYTES, RECORD_BYTES
-from tests.benchmarks.event_gain import Conversations
 from tests.benchmarks.proxy import Proxy
 from tests.benchmarks.soak.stand import RouterProcess, pool_of, router_process
 from tests.benchmarks.soak.verdict import SLACK_KIB, Verdict
@@ -44,6 +43,41 @@ KILL_EVERY_S, DOWN_S = 5.0, 1.0
 DISCONNECT_RATIO = 0.1
 PROMPTS = 60  # of each client of the soak
 SEED = 7
+CONVERSATIONS, SYSTEMS, SYSTEM_BYTES, TURN_BYTES, MAX_BYTES = 60, 4, 2000, (200, 1000), 5000
+
+Messages = list[dict[str, str]]
+
+
+class Conversations:
+    """Conversations that grow turn by turn, some often and most rarely; one that is too long starts anew."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = Random(seed)
+        self._words = ["".join(self._random.choices("etaoinshrdlu", k=self._random.randint(2, 9))) for _ in range(500)]
+        self._systems = [self._passage(SYSTEM_BYTES) for _ in range(SYSTEMS)]
+        self._idle = {number: self._new(number) for number in range(CONVERSATIONS)}
+        self._busy: dict[int, int] = {}  # number of a conversation, by the id of its messages
+
+    def _passage(self, size: int) -> str:
+        """Words of different lengths, so that tokens per byte vary."""
+        return " ".join(self._random.choices(self._words, k=size // 3))[:size]
+
+    def _new(self, number: int) -> Messages:
+        return [{"role": "system", "content": self._systems[number % SYSTEMS]}]
+
+    def next(self) -> Messages:
+        """The next messages of a client."""
+        (number,) = self._random.choices(list(self._idle), [(1 + number) ** -0.6 for number in self._idle])
+        messages = self._idle.pop(number)
+        if sum(len(message["content"]) for message in messages) > SYSTEM_BYTES + MAX_BYTES:
+            messages = self._new(number)
+        messages.append({"role": "user", "content": self._passage(self._random.randint(*TURN_BYTES))})
+        self._busy[id(messages)] = number
+        return messages
+
+    def on_response(self, messages: Messages, text: str) -> None:
+        messages.append({"role": "assistant", "content": text})
+        self._idle[self._busy.pop(id(messages))] = messages
 
 
 class Replica:

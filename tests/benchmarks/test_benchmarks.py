@@ -27,9 +27,6 @@ from telemetry.metrics.engine import read_replica
 from telemetry.models import BreakdownBin
 from tests.benchmarks import (
     ablate,
-    agreement,
-    breakdown,
-    event_gain,
     files,
     predictions,
     quality,
@@ -42,7 +39,7 @@ from tests.benchmarks.__main__ import NEEDS_DJANGO, main
 from tests.benchmarks.cores import can_be_split, core_of_its_own
 from tests.benchmarks.decision import SETTINGS, Router, chat_body
 from tests.benchmarks.soak.verdict import Verdict
-from tests.benchmarks.telemetry import decisions, pages, replicas, scrape, storage
+from tests.benchmarks.telemetry import decisions, pages, replicas
 from tests.compiled.package import ROOT, named_modules
 from tests.routing.standin.replica_process import ReplicaProcess, replica_process
 from tests.telemetry.lab.traces import traffic
@@ -262,20 +259,6 @@ def test_the_quality_benchmark_compares_every_strategy_with_the_clairvoyant_choi
     quality.forest_of.cache_clear()
 
 
-def test_the_agreement_benchmark_compares_two_routers_and_two_workers(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(agreement, "REQUESTS", 300)
-    assert main(["agreement"]) == 0
-    rows = {tuple(line.split()[:2]): line.split()[2:] for line in capsys.readouterr().out.splitlines()[5:]}
-
-    assert set(rows) == {(settings.name, kind) for settings in agreement.STRATEGIES for kind in ("routers", "workers")}
-    for settings in agreement.STRATEGIES:
-        routers, workers = (float(rows[settings.name, kind][-2]) for kind in ("routers", "workers"))
-        assert 0 < workers < routers  # at the highest load, which workers share
-    assert {len(cells) for cells in rows.values()} == {2 * len(agreement.LOADS)}
-
-
 @pytest.mark.timeout(300)
 def test_the_benchmark_of_the_cost_of_events_measures_routers_with_and_without_them(
     capsys: pytest.CaptureFixture[str],
@@ -287,32 +270,6 @@ def test_the_benchmark_of_the_cost_of_events_measures_routers_with_and_without_t
     assert ratio == pytest.approx(on_us / off_us, rel=0.02)
     assert events > 1
     assert 0 <= matched <= 1
-
-
-@pytest.mark.timeout(300)
-def test_the_benchmark_of_what_events_bring_serves_each_workload(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_gain, "ROUTERS", (2,))
-    rows = [line.strip("|").split("|") for line in event_gain.lines_of(60, [1])][2:]
-
-    names = [tuple(cell.strip() for cell in row[:3]) for row in rows]
-    assert names == [(name, "2", events) for name in event_gain.WORKLOADS for events in ("no", "yes")]
-    assert all(float(row[3]) > 0 and float(row[5]) >= 0 for row in rows)
-
-
-@pytest.mark.timeout(300)
-def test_events_raise_the_hit_rate_of_two_routers_and_hardly_change_that_of_one() -> None:
-    def cells(routers: int, *, follows: bool) -> list[event_gain.Cell]:
-        return [event_gain.cell("documents", routers, follows, 400, seed) for seed in (1, 2)]
-
-    gains = []
-    for routers in (1, 2):
-        estimated, followed = cells(routers, follows=False), cells(routers, follows=True)
-        gains.append(mean(cell.hit_ratio for cell in followed) - mean(cell.hit_ratio for cell in estimated))
-        assert all(cell.matched_ratio > 0.8 for cell in followed)
-        for with_events, without in zip(followed, estimated, strict=True):
-            assert with_events.error_tokens < 0.7 * without.error_tokens
-    assert gains[0] > -0.05  # about 0 in the mean over many seeds, 0.03 either way in one
-    assert gains[1] > 0.03
 
 
 @pytest.mark.timeout(300)
@@ -355,22 +312,6 @@ def test_counters_of_stand_in_replicas_grow_between_scrapes() -> None:
     assert after.histograms["ttft"].total == 2 * before.histograms["ttft"].total > 0
 
 
-def test_the_scrape_benchmark_prints_jitter_with_its_goal() -> None:
-    memory = {"worker_mb": 150.0, "broker_mb": 1.5, "broker_peak_mb": 2.5}
-    lines = scrape.table(
-        scrape.Measured(cpu_s=8, wall_s=40, scrapes=4000, jitters=[0.01, 0.02], missed=1, failures=2, **memory)
-    )
-
-    assert "2.00 ms of CPU per scrape,   20 % of a core" in lines[1]
-    assert "max   2.0%  goal under 10%" in lines[2]
-    assert "worker and beat 150 MB, broker 1.5 MB (peak 2.5)" in lines[4]
-
-
-def test_stand_in_replicas_of_the_scrape_benchmark_need_no_django() -> None:
-    with storage.stand_ins() as port:
-        assert port > 0
-
-
 SMALL_PARTS = """
 import sys
 from tests.benchmarks.__main__ import load, main
@@ -409,36 +350,6 @@ def page_costs(pools: int, replicas: int) -> dict[str, pages.Cost]:
         costs = pages.measure(pools, replicas, seconds=60)
         transaction.set_rollback(True)
     return costs
-
-
-@pytest.mark.django_db
-def test_the_storage_benchmark_measures_readings_rollups_and_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"POOLS": 1, "REPLICAS": 2, "CYCLES": 4}.items():
-        monkeypatch.setattr(storage, name, value)
-    with storage.stand_ins() as port:
-        storage.fill(port, hours=1)
-    engines = storage.readings("telemetry_reading", storage.ENGINES, 2, 1)
-    plain, candidates, structures = storage.decisions(400)
-
-    rows = {stored.name: stored.rows_a_day for stored in engines}
-    assert [rows[f"reading{suffix}"] for suffix in ("", "_1m", "_5m", "_1h", "_6h")] == [17_280, 1440, 288, 24, 4]
-    assert all(100 < stored.row_bytes < 20_000 for stored in engines)
-    assert plain.row_bytes > 100 < candidates.row_bytes
-    assert structures.row_bytes > 0
-    assert "17,280" in storage.table("a replica", engines)[1]
-
-
-def test_the_breakdown_benchmark_replays_sampled_requests(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(breakdown, "REQUESTS", 600)
-    monkeypatch.setattr(breakdown, "SECONDS", 3)
-    assert main(["breakdown"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line[:8].strip().isdecimal()]
-    assert [(int(row[0]), int(row[1])) for row in rows] == [
-        (replicas, budget) for replicas in breakdown.FLEETS for budget in breakdown.BUDGETS
-    ]
-    assert all(0 < float(row[3]) <= float(row[1]) and float(row[4]) > 0 for row in rows)
 
 
 @pytest.mark.django_db

@@ -1,25 +1,28 @@
-"""The tables of ``routing/replay/README.md``: what ``quality`` and ``routers`` measure on seeded workloads.
+"""The tables of ``routing/replay/README.md``: strategies, and what several routers lose, on seeded workloads.
 
-Workloads, fleets and caches are those of ``tests/benchmarks/quality.py`` and ``routers.py``, which print more columns.
+Workloads, fleets and caches of the strategies are those of ``tests/benchmarks/quality.py``, which prints more columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from routing.replay.replay import report
+from routing.replay.fast_engine import FastEngineConfig
+from routing.replay.replay import ReplayResult, replay, report
 from routing.replay.routed import Clairvoyant, StrategyPlacer, pooled_hit_rate
-from routing.replay.routers import Sharing
-from routing.schema import Settings
-from tests.benchmarks import quality, routers
+from routing.replay.routers import SeveralRouters, Sharing, router_placers
+from routing.schema import LowestCostSettings, Settings
+from tests.benchmarks import quality
 from tests.benchmarks.literature.tables import Table, percent
-from tests.benchmarks.quality import DIFFICULT, Cell, forest_of
+from tests.benchmarks.quality import DIFFICULT, FAST_REPLICA, LOAD, Cell, forest_of
+from tests.synthetic_traces import SMALL_BLOCK_TOKENS, sessions_of
 
-CHAT = next(
-    cell for cell in quality.chat_cells("chat") if cell.replicas == routers.REPLICAS and cell.model.blocks == 4000
-)
+ROUTERS = (2, 4, 8)
+REPLICAS = 8
+CHAT = next(cell for cell in quality.chat_cells("chat") if cell.replicas == REPLICAS and cell.model.blocks == 4000)
 S1, S2 = quality.literature_cells()
 
 
@@ -116,12 +119,45 @@ DIFFICULT_TABLE = Table(
 # --- several routers -------------------------------------------------------------------------------------
 
 
-def _routers_row(workload: routers.Workload, ways: Sequence[Sharing]) -> list[str]:
-    forest = forest_of(workload.name)
+@dataclass(frozen=True)
+class Workload:
+    name: str  # as in ``quality``
+    model: FastEngineConfig
+    load: float | None = LOAD  # None: the workload's own pace
+    has_session_keys: bool = False
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}{', session keys' if self.has_session_keys else ''}"
+
+
+WORKLOADS = (
+    Workload("chat", FastEngineConfig(4000)),
+    Workload("coding", FastEngineConfig(1500), 1.5),
+    Workload("coding", FastEngineConfig(1500), 1.5, has_session_keys=True),
+    Workload("hot_prefix", FastEngineConfig(22_000, **FAST_REPLICA), None),
+    Workload("session_pool", FastEngineConfig(27_500, **FAST_REPLICA), None),
+    *(Workload(name, FastEngineConfig(48_000, block_tokens=SMALL_BLOCK_TOKENS)) for name in DIFFICULT),
+)
+
+
+def _run(workload: Workload, routers: int, sharing: Sharing) -> ReplayResult:
+    """Replay a workload with this number of routers."""
+    forest, scale = forest_of(workload.name), 1.0
+    columns = forest.columns
+    if workload.load is not None:
+        scale = workload.load * REPLICAS * workload.model.prefill_rate / columns.offered_tokens_per_s()
+    sessions = sessions_of(columns) if workload.has_session_keys else None
+    placers = router_placers(LowestCostSettings(), columns, workload.model, REPLICAS, routers, sessions)
+    placer = SeveralRouters(placers, sharing) if routers > 1 else placers[0]
+    return replay(forest, [workload.model] * REPLICAS, placer, scale)
+
+
+def _routers_row(workload: Workload, ways: Sequence[Sharing]) -> list[str]:
     single: dict[str, Any] = {}
     cells = []
-    for count, sharing in ((1, Sharing.NONE), *((count, way) for way in ways for count in routers.ROUTERS[1:])):
-        found = report(routers.run(workload, forest, count, sharing), forest.columns)
+    for count, sharing in ((1, Sharing.NONE), *((count, way) for way in ways for count in ROUTERS)):
+        found = report(_run(workload, count, sharing), forest_of(workload.name).columns)
         ttft_s, hit_rate = found["ttft_s"]["mean"], found["token_hit_rate"]
         if not single:
             single = found
@@ -132,19 +168,19 @@ def _routers_row(workload: routers.Workload, ways: Sequence[Sharing]) -> list[st
     return cells
 
 
-def _routers_table(name: str, ways: Sequence[Sharing], workloads: Iterable[routers.Workload]) -> Table:
-    columns = (f"`{way}`: {count}" for way in ways for count in routers.ROUTERS[1:])
+def _routers_table(name: str, ways: Sequence[Sharing], workloads: Iterable[Workload]) -> Table:
+    columns = (f"`{way}`: {count}" for way in ways for count in ROUTERS)
     rows = {f"`{workload.title}`": partial(_routers_row, workload, ways) for workload in workloads}
     return Table(name, ("", "1 router: hit %, mean TTFT, CoV", *columns), rows)
 
 
 ROUTERS_TABLE = _routers_table(
-    "replay-routers", (Sharing.NONE, Sharing.EVENTS), (it for it in routers.WORKLOADS if it.name != "coding")
+    "replay-routers", (Sharing.NONE, Sharing.EVENTS), (it for it in WORKLOADS if it.name != "coding")
 )
 SHARING_TABLE = _routers_table(
     "replay-sharing",
     (Sharing.NONE, Sharing.STATE),
-    (it for it in routers.WORKLOADS if it.name in {"chat", "coding", "tides", "nothing_shared"}),
+    (it for it in WORKLOADS if it.name in {"chat", "coding", "tides", "nothing_shared"}),
 )
 
 REPLAY_TABLES = (CHAT_TABLE, LITERATURE_TABLE, DIFFICULT_TABLE, ROUTERS_TABLE, SHARING_TABLE)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from telemetry.lab.chains import HASHES
 from telemetry.scraping.decision_records import sample_ratio
-from tests.benchmarks.telemetry.stand import server_s, standing
+from tests.benchmarks.telemetry.stand import Stand, server_s
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, sampled, traffic
 
 if TYPE_CHECKING:
@@ -33,17 +33,16 @@ STORED = """at router_id boot seq pool "group" matched_by policy revision arm st
     sample_ratio request_id retries"""
 
 
-def main() -> None:
+def main(_stand: Stand) -> None:
     print(f"{'replicas':>8} {'reading':>8} {'at once':>8} {'a minute':>9} {'limit':>6}   CPU s, worker + PostgreSQL")
-    with standing():
-        for replicas in FLEETS:
-            requests = traffic(REQUESTS, replicas=replicas, sessions=3000, placed="random")
-            sample = sampled(requests, sample_ratio(sum(request.block_count for request in requests) / SECONDS, BUDGET))
-            pool = fleet(replicas)
-            store(sample, pool.name)
-            costs = [rounds(pool) for _ in range(ROUNDS)]
-            reading, whole, minute = (min(column) for column in zip(*costs, strict=True))
-            print(f"{replicas:>8} {reading:>8.2f} {whole:>8.2f} {minute:>9.2f} {LIMIT_S:>6.1f}", flush=True)
+    for replicas in FLEETS:
+        requests = traffic(REQUESTS, replicas=replicas, sessions=3000, placed="random")
+        sample = sampled(requests, sample_ratio(sum(request.block_count for request in requests) / SECONDS, BUDGET))
+        pool = fleet(replicas)
+        store(sample, pool.name)
+        costs = [rounds(pool) for _ in range(ROUNDS)]
+        reading, whole, minute = (min(column) for column in zip(*costs, strict=True))
+        print(f"{replicas:>8} {reading:>8.2f} {whole:>8.2f} {minute:>9.2f} {LIMIT_S:>6.1f}", flush=True)
 
 
 def fleet(replicas: int) -> Pool:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.benchmarks.telemetry.stand import server_s, standing
+from tests.benchmarks.telemetry.stand import Stand, server_s
 
 if TYPE_CHECKING:
     from django.test import Client
@@ -39,11 +39,11 @@ class Cost(NamedTuple):
     kilobytes: float
 
 
-def main() -> None:
+def main(stand: Stand) -> None:
     measured: dict[str, dict[str, Cost]] = {}
     for name, (pools, replicas) in FLEETS.items():
-        with standing():
-            measured[name] = measure(pools, replicas, seconds=SECONDS)
+        stand.empty()
+        measured[name] = measure(pools, replicas, seconds=SECONDS)
     print("\n".join(table(measured)))
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from tests.benchmarks.telemetry.stand import Stand, standing
+from tests.benchmarks.telemetry.stand import Stand, stand_in_replicas
 
 REPLICAS = 1000
 INTERVAL_S = 10
@@ -37,8 +37,8 @@ class Measured:
     broker_peak_mb: float
 
 
-def main() -> None:
-    with standing(broker=True) as stand, _replicas() as port:
+def main(stand: Stand) -> None:
+    with stand_in_replicas() as port:
         _fleet(port)
         measured = _measure(stand, port)
     print("\n".join(table(measured)))
@@ -90,16 +90,6 @@ def _fleet(port: int) -> None:
         Replica(pool=pool, name=f"r{n}", url=f"http://127.0.{1 + n // 250}.{1 + n % 250}:{port}", **CACHE)
         for n in range(REPLICAS)
     )
-
-
-@contextmanager
-def _replicas() -> Iterator[int]:
-    command = [sys.executable, "-m", "tests.benchmarks.telemetry.replicas"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield int(process.stdout.readline())
-        finally:
-            process.send_signal(signal.SIGKILL)
 
 
 @contextmanager

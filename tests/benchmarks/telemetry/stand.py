@@ -1,8 +1,10 @@
-"""PostgreSQL, Valkey and Django for a benchmark."""
+"""PostgreSQL, Valkey, Django and stand-in replicas for a benchmark."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,6 +20,13 @@ class Stand:
 
     folder: Path
     environment: dict[str, str]
+
+    @staticmethod
+    def empty() -> None:
+        """Remove the rows of the benchmark before."""
+        from tests.conftest import empty_tables
+
+        empty_tables()
 
 
 @contextmanager
@@ -49,6 +58,18 @@ def standing(*, broker: bool = False) -> Iterator[Stand]:
             from django.db import connections
 
             connections.close_all()  # another stand has another server
+
+
+@contextmanager
+def stand_in_replicas() -> Iterator[int]:
+    """A process that is all replicas; its port."""
+    command = [sys.executable, "-m", "tests.benchmarks.telemetry.replicas"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
 
 
 def server_s() -> float:

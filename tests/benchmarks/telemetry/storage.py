@@ -7,14 +7,11 @@ as by default at 200 requests/s. Bytes include indexes and TOAST.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from tests.benchmarks.telemetry.stand import standing
+from tests.benchmarks.telemetry.stand import Stand, stand_in_replicas
 
 POOLS, REPLICAS, GROUPS = 8, 4, 4  # of replicas and of task groups: in each pool
 HOURS = 2
@@ -46,8 +43,8 @@ class Stored(NamedTuple):
         return self.rows_a_day * self.row_bytes
 
 
-def main() -> None:
-    with standing(), stand_ins() as port:
+def main(_stand: Stand) -> None:
+    with stand_in_replicas() as port:
         fill(port, hours=HOURS)
         lines = [
             *table("a replica with one engine", readings("telemetry_reading", ENGINES, POOLS * REPLICAS, HOURS)),
@@ -254,15 +251,3 @@ def table_bytes(name: str) -> int:
     with connection.cursor() as cursor:
         cursor.execute("select pg_total_relation_size(%s::regclass)", [name])
         return int(cursor.fetchone()[0])
-
-
-@contextmanager
-def stand_ins() -> Iterator[int]:
-    """A process that is all replicas; its port."""
-    command = [sys.executable, "-m", "tests.benchmarks.telemetry.replicas"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        try:
-            yield int(process.stdout.readline())
-        finally:
-            process.kill()
