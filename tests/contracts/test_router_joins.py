@@ -234,7 +234,9 @@ class CacheUser:
     """Requests of three scopes of response caches at a router, and the store of their entries."""
 
     ASKED: ClassVar = [("faq", ""), ("faq", "docs"), ("other", "")]
-    BODY: ClassVar = {"model": "tiny", "messages": [{"role": "user", "content": "Why?"}], "temperature": 0}
+    BODY: ClassVar = {
+        "model": "tiny", "messages": [{"role": "user", "content": "Why?"}], "temperature": 0, "max_tokens": 2
+    }  # fmt: skip
 
     def __init__(self, store, process):
         self.store, self.process = store, process
