@@ -38,10 +38,11 @@ from controlplane.services.policies.rollouts import Verdict as Judgement
 from controlplane.services.policies.rollouts import advance_rollouts, apply_verdict, pause_rollout
 from controlplane.services.routers import announce, record_ack
 from controlplane.services.snapshots import single_snapshot
+from telemetry.alerts.findings import Finding, Reason, Result
 from telemetry.alerts.kinds import KINDS
+from telemetry.alerts.kinds.hit_rate_drop import DropEvidence
 from telemetry.alerts.message import alert_labels, describe, scope_of
 from telemetry.alerts.notifications import notify_due
-from telemetry.alerts.verdict import Reason, Result, Verdict
 from telemetry.models import Alert, BucketLayout, Reading, RouterReading, ScrapeState
 from telemetry.services.alerts.rules import ensure_default_rules
 from telemetry.storage.partitions import ensure_days
@@ -182,15 +183,15 @@ def drop_alert(pool: Pool, at: datetime) -> Alert:
     rule = ensure_default_rules(pool)
     kind = KINDS[rule.kind]
     settings = kind.read(rule.settings)
-    figures = {"windows": 20, "requests": 900, "tokens": 1_200_000}
-    verdict = Verdict(Result.BREACH, Reason.BELOW, 0.31, 0.49, 0.64, figures=figures)
-    rule.verdict, rule.evaluated_at = verdict.as_json(), at
+    evidence = DropEvidence(requests=900, tokens=1_200_000)
+    finding = Finding(Result.BREACH, Reason.BELOW, 0.31, 0.49, 0.64, evidence=evidence)
+    rule.verdict, rule.evaluated_at = finding.as_json(), at
     rule.save()
-    detail = describe(rule, kind, settings, verdict, at)
+    detail = describe(rule, kind, settings, finding, at)
     alert = Alert.objects.create(
         rule=rule, pool=pool, state="firing", started_at=at, last_breach_at=at, fired_at=at, value=0.31, limit=0.49,
         baseline=0.64, value_ratio=0.31, baseline_ratio=0.64,
-        summary=kind.summarize(scope_of(rule, ""), settings, verdict), detail=detail, labels=alert_labels(rule, ""),
+        summary=kind.summarize(scope_of(rule, ""), settings, finding), detail=detail, labels=alert_labels(rule, ""),
     )  # fmt: skip
     notify_due(at + timedelta(seconds=60))
     return alert

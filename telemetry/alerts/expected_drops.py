@@ -20,14 +20,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.conf import settings
 
 from controlplane.models import Event, Pool
+from telemetry.alerts.findings import POOL, Finding, Result
 from telemetry.alerts.history_window import HistoryView, WindowSum
 from telemetry.alerts.kinds import Kind, RuleSettings
-from telemetry.alerts.kinds.base import RESTARTED, WITHOUT_RESTARTED, mark_expected
-from telemetry.alerts.verdict import POOL, Result, Verdict
+from telemetry.alerts.kinds.base import restarts
 from telemetry.causes import policies
 from telemetry.causes.evidence import Prefix, Sums, sum_by, total
 from telemetry.storage import rule_sums
@@ -98,40 +99,38 @@ class EvaluatedRule:
     group: str
     view: HistoryView
 
-    def window(self, verdict: Verdict) -> WindowSum:
-        """The window that a verdict is about."""
+    def window(self, finding: Finding[Any]) -> WindowSum:
+        """The window that a finding is about."""
         if self.kind.window_of is None:
             return self.view.window(self.group)
-        return self.kind.window_of(verdict, self.view.now)
+        return self.kind.window_of(finding, self.view.now)
 
-    def evaluate(self, verdict: Verdict, window: WindowSum) -> Verdict:
-        """The verdict that ``window`` as the newest window would have had without restarts."""
+    def evaluate(self, finding: Finding[Any], window: WindowSum) -> Finding[Any]:
+        """The finding that ``window`` as the newest window would have had without restarts."""
         if self.kind.evaluate_window is not None:
-            return self.kind.evaluate_window(self.settings, verdict, window)
+            return self.kind.evaluate_window(self.settings, finding, window)
         history, index = self.view.history, self.view.index
         windows = {**history.windows, self.group: [*history.windows.get(self.group, ())[:index], window]}
         view = replace(history, windows=windows, restarts={}).at(index)
         return self.kind.evaluate(self.settings, view, self.group)[POOL]
 
 
-def mark_expected_drop(rule: EvaluatedRule, verdict: Verdict) -> Verdict:
-    """The verdict; a breach that unavailable replicas alone explain names them in its figures.
+def mark_expected_drop(rule: EvaluatedRule, finding: Finding[Any]) -> Finding[Any]:
+    """The finding; a breach that unavailable replicas alone cause is explained by them.
 
     Up to five queries for a drop within the rule's warm-up time after a replica restarted, went down or came up.
     """
     changes = rule.view.recent_membership_changes(rule.settings.warm_up_lookback_s)
-    is_marked = RESTARTED in verdict.figures and verdict.figures[WITHOUT_RESTARTED] is Result.OK
-    if verdict.result is not Result.BREACH or not changes or is_marked:
-        return verdict
-    corrected = _corrected_window(rule, changes, rule.window(verdict))
+    is_marked = finding.explained_by is not None and finding.explained_by.without is Result.OK
+    if finding.result is not Result.BREACH or not changes or is_marked:
+        return finding
+    corrected = _corrected_window(rule, changes, rule.window(finding))
     if corrected is None:
-        return verdict
-    if rule.evaluate(verdict, corrected).result is Result.BREACH:
-        figures = {name: value for name, value in verdict.figures.items() if name != RESTARTED}
-        return replace(verdict, figures=figures)
-    return mark_expected(
-        verdict, {name: times[-1] for name, times in changes.items()}, rule.settings.warm_up_lookback_s
-    )
+        return finding
+    if rule.evaluate(finding, corrected).result is Result.BREACH:
+        return replace(finding, explained_by=None)
+    last = {name: times[-1] for name, times in changes.items()}
+    return replace(finding, explained_by=restarts(last, rule.settings.warm_up_lookback_s))
 
 
 def _corrected_window(

@@ -9,8 +9,9 @@ from urllib.parse import urlencode
 from django.urls import reverse
 
 from controlplane.models import Pool, RoutingPolicy
+from telemetry.alerts.findings import Finding, TrafficEvidence
 from telemetry.alerts.kinds import Kind, RuleSettings, Scope
-from telemetry.alerts.verdict import Verdict
+from telemetry.alerts.kinds.hit_rate_drop import DropEvidence
 from telemetry.causes.evidence import CauseKind
 from telemetry.metrics.rates import hit_rate_ratio, ratio
 from telemetry.metrics.windows import Window
@@ -44,17 +45,20 @@ def scope_of(rule: AlertRule, subject: str) -> Scope:
     return Scope(rule.pool.name, group_name(rule), subject)
 
 
-def describe(rule: AlertRule, kind: Kind, settings: RuleSettings, verdict: Verdict, now: datetime) -> dict[str, Any]:
+def describe(
+    rule: AlertRule, kind: Kind, settings: RuleSettings, finding: Finding[Any], now: datetime
+) -> dict[str, Any]:
     """Details of an alert when it fires, as JSON. Up to 6 queries."""
-    change_point = verdict.figures.get("onset")
-    since_s = (now - datetime.fromisoformat(change_point)).total_seconds() if change_point else settings.step_s
-    tokens: float | None = verdict.figures.get("tokens")
+    evidence = finding.evidence
+    onset = evidence.onset if isinstance(evidence, DropEvidence) else None
+    since_s = (now - onset).total_seconds() if onset else settings.step_s
+    tokens = evidence.tokens if isinstance(evidence, TrafficEvidence) else None
     extra_tokens = None
-    if verdict.value is not None and verdict.baseline is not None and tokens is not None:
-        extra_tokens = round(max(verdict.baseline - verdict.value, 0.0) * tokens)
+    if finding.value is not None and finding.baseline is not None and tokens is not None:
+        extra_tokens = round(max(finding.baseline - finding.value, 0.0) * tokens)
     details = {
         "window_s": since_s,
-        **verdict.figures,
+        **finding.figures(),
         "queried_tokens": tokens,
         "extra_recomputed_tokens": extra_tokens,
     }

@@ -9,11 +9,11 @@ enabled gets what was notified before and still fires. A notification is claimed
 conditional update of the alert in the transaction that writes the messages: of several evaluators one sends it, and an
 evaluator that dies in between sends nothing or everything.
 
-Three things suppress notifications, in this order: a silence, another alert that explains this one (``INHIBITED_BY``),
-and replicas that restarted or were down, if these alone explain a drop. A suppressed alert fires, is shown and
-resolves as any other. A silenced alert that still fires when its silence ends is then notified. An inhibited alert is
-notified once it breaches again with nothing to explain it. It stays inhibited while it only has not resolved yet, while
-its cause ended but still counts within the rule's window, and while there is no data.
+Three things suppress notifications, in this order: a silence, another alert that explains this one
+(``Kind.inhibited_by``), and replicas that restarted or were down, if these alone explain a drop. A suppressed alert
+fires, is shown and resolves as any other. A silenced alert that still fires when its silence ends is then notified. An
+inhibited alert is notified once it breaches again with nothing to explain it. It stays inhibited while it only has not
+resolved yet, while its cause ended but still counts within the rule's window, and while there is no data.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.conf import settings
 from django.db import transaction
@@ -30,10 +31,11 @@ from django.db.models import Q, QuerySet
 
 from controlplane.isolation import Items, isolated_items
 from controlplane.models import PeriodicTask
-from telemetry.alerts.kinds.base import RESTARTED
+from telemetry.alerts.findings import Finding, Result
+from telemetry.alerts.kinds import KINDS
+from telemetry.alerts.kinds.hit_rate_drop import DropEvidence
 from telemetry.alerts.message import alert_payload
 from telemetry.alerts.pipeline import record_transition
-from telemetry.alerts.verdict import ENDED, Result, Verdict
 from telemetry.causes.evidence import cause_key
 from telemetry.channels.enqueue import channels_to_catch_up, enqueue, enqueue_missed
 from telemetry.channels.message_text import MAX_CAUSES
@@ -49,37 +51,6 @@ from telemetry.models import (
     SuppressionReason,
 )
 
-_DROPS = (RuleKind.HIT_RATE_DROP, RuleKind.HIT_RATE_FLOOR)
-_FIGURES = (*_DROPS, RuleKind.PREDICTION_GAP, RuleKind.TTFT_OBJECTIVE, RuleKind.KV_PRESSURE, RuleKind.LOAD_SKEW)
-# One cause for all pools: one pool's alert is notified.
-_FLEET_WIDE = (
-    RuleKind.ROUTER_LOST,
-    RuleKind.ROUTERS_APART,
-    RuleKind.ROLLOUT_STUCK,
-    RuleKind.EVALUATOR_LAG,
-    RuleKind.CACHE_STORE_DOWN,
-)
-_CACHES = (RuleKind.CACHE_STORE_DOWN, RuleKind.CACHE_SHARE_DROP)
-
-# Kind of a firing alert -> kinds that it inhibits in the same pool. README.md has this table for operators.
-INHIBITED_BY: dict[str, frozenset[str]] = {
-    RuleKind.EVALUATOR_LAG: frozenset(
-        {
-            *_FIGURES,
-            *_CACHES,
-            RuleKind.ERROR_RATIO,
-            RuleKind.REPLICA_DOWN,
-            RuleKind.METRICS_UNREADABLE,
-            RuleKind.TRAFFIC_VANISHED,
-            RuleKind.ROUTERS_APART,
-            RuleKind.NO_DATA,
-        }
-    ),
-    RuleKind.NO_DATA: frozenset({*_FIGURES, RuleKind.REPLICA_DOWN, RuleKind.REPLICA_EJECTED}),
-    RuleKind.ROUTER_LOST: frozenset({RuleKind.TRAFFIC_VANISHED}),
-    RuleKind.CACHE_STORE_DOWN: frozenset({RuleKind.CACHE_SHARE_DROP}),
-    RuleKind.REPLICA_DOWN: frozenset({*_DROPS, RuleKind.PREDICTION_GAP, RuleKind.LOAD_SKEW, RuleKind.REPLICA_EJECTED}),
-}
 MIN_NEW_CAUSE = 0.5  # confidence of a cause that is notified although it was found after the last message
 NEW_CAUSE_FOR = timedelta(minutes=15)  # after an alert fired; later a new cause waits for the next message
 MAX_EXPLAINED = timedelta(minutes=10)  # after a replica went down, this may explain alerts of its pool
@@ -101,47 +72,70 @@ class Suppression:
     until: str | None = None  # ISO; None: unknown
 
 
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What decides whether alerts are notified."""
+
+    now: datetime
+    firing: Sequence[Alert]
+    silences: Sequence[tuple[Silence, Sequence[Matcher]]] = ()
+    findings: Mapping[int, Finding[Any]] = field(default_factory=dict)  # of this evaluation, by alert
+
+
 def silence_applies(silence: Silence, matchers: Sequence[Matcher], alert: Alert) -> bool:
     """Whether a silence matches an alert of its project, or of any project if it has none."""
     in_project = silence.project_id is None or silence.project_id == alert.pool.project_id
     return in_project and match_all(matchers, alert.labels)
 
 
-def suppression_of(
-    alert: Alert,
-    *,
-    silences: Iterable[tuple[Silence, Sequence[Matcher]]],
-    firing: Iterable[Alert],
-    verdict: Verdict | None,
-    now: datetime,
-) -> Suppression | None:
-    """Why an alert is not notified, or None. ``verdict`` is this evaluation's; None if there is none."""
-    for silence, matchers in silences:
+def silenced(alert: Alert, context: Context) -> Suppression | None:
+    for silence, matchers in context.silences:
         if silence_applies(silence, matchers, alert):
             return Suppression(SuppressionReason.SILENCE, silence.comment, silence.pk, silence.ends_at.isoformat())
-    for other in firing:
-        if inhibits(other, alert, now):
-            return Suppression(SuppressionReason.INHIBITED, other.summary, other.pk)
-    stored = alert.suppression
-    before = Suppression(**stored) if stored and stored["reason"] != SuppressionReason.SILENCE else None
-    if verdict is None or verdict.result is not Result.BREACH:
-        return before
-    if before and verdict.figures.get(ENDED):
-        return before
-    if replicas := verdict.figures.get(RESTARTED):
-        text = f"{', '.join(replicas)} restarted or was down, which alone explains the drop."
-        return Suppression(SuppressionReason.RESTART, text, until=verdict.figures["warm_at"])
     return None
+
+
+def inhibited(alert: Alert, context: Context) -> Suppression | None:
+    source = next((other for other in context.firing if inhibits(other, alert, context.now)), None)
+    return None if source is None else Suppression(SuppressionReason.INHIBITED, source.summary, source.pk)
+
+
+def without_new_breach(alert: Alert, context: Context) -> Suppression | None:
+    """The suppression before, unless it was a silence: it stays until the alert breaches without its cause."""
+    stored, finding = alert.suppression, context.findings.get(alert.pk)
+    if not stored or stored["reason"] == SuppressionReason.SILENCE:
+        return None
+    has_new_breach = finding is not None and finding.result is Result.BREACH and not finding.has_ended
+    return None if has_new_breach else Suppression(**stored)
+
+
+def explained_by_restart(alert: Alert, context: Context) -> Suppression | None:
+    finding = context.findings.get(alert.pk)
+    if finding is None or finding.result is not Result.BREACH or finding.explained_by is None:
+        return None
+    restarted = finding.explained_by
+    text = f"{', '.join(restarted.replicas)} restarted or was down, which alone explains the drop."
+    return Suppression(SuppressionReason.RESTART, text, until=restarted.warm_at.isoformat())
+
+
+# Each says why an alert is not notified, or None. The first one decides.
+STAGES: tuple[Callable[[Alert, Context], Suppression | None], ...] = (
+    silenced,
+    inhibited,
+    without_new_breach,
+    explained_by_restart,
+)
 
 
 def inhibits(source: Alert, alert: Alert, now: datetime) -> bool:
     """Whether one alert explains another; of two alerts about replicas, only for the same replica."""
-    if alert.rule.kind in _FLEET_WIDE and source.rule.kind == alert.rule.kind:
+    kind = KINDS[alert.rule.kind]
+    if kind.is_fleet_wide and source.rule.kind == alert.rule.kind:
         in_project = source.pool.project_id == alert.pool.project_id
         return in_project and _precedence(source) < _precedence(alert) and source.suppression is None
     if source.pool_id == alert.pool_id and _drop_includes(source, alert):
         return True
-    if source.pool_id != alert.pool_id or alert.rule.kind not in INHIBITED_BY.get(source.rule.kind, frozenset()):
+    if source.pool_id != alert.pool_id or source.rule.kind not in kind.inhibited_by:
         return False
     if source.subject and not alert.subject:
         # A replica's alert explains one of its pool only if the pool's began later, and only for a while. A
@@ -161,17 +155,17 @@ def _drop_includes(source: Alert, alert: Alert) -> bool:
     kinds = {source.rule.kind, alert.rule.kind}
     if kinds != {RuleKind.HIT_RATE_DROP} or source.suppression or source.rule.group or not alert.rule.group:
         return False
-    return alert.rule.group.name in {group.get("name") for group in source.detail.get("groups") or ()}
+    return alert.rule.group.name in {group.name for group in DropEvidence.read(source.detail).groups}
 
 
-def notify_due(now: datetime, verdicts: Mapping[int, Verdict] | None = None) -> int:
-    """Send all notifications that are due; the number of alerts notified. ``verdicts`` are this evaluation's, by alert.
+def notify_due(now: datetime, findings: Mapping[int, Finding[Any]] | None = None) -> int:
+    """Send all notifications that are due; the number of alerts notified. ``findings`` are this evaluation's, by alert.
 
     Four queries if nothing is due.
     """
     firing = list(_alerts().filter(state=AlertState.FIRING).order_by("pk"))
     with isolated_items(PeriodicTask.NOTIFICATIONS, is_complete=True) as item:
-        update_suppressions(firing, now, verdicts or {}, item)
+        update_suppressions(firing, now, findings or {}, item)
         not_suppressed = [alert for alert in firing if alert.suppression is None]
         new = [alert for alert in not_suppressed if alert.notified_at is None]
         due_pools = {alert.pool_id for alert in new if _has_waited(alert, now)}
@@ -200,13 +194,14 @@ def notify_resolved(among: QuerySet[Alert], now: datetime, item: Items | None = 
     return _notify(resolved.order_by("pk"), NotificationKind.RESOLVED, claim, now, item)
 
 
-def update_suppressions(firing: list[Alert], now: datetime, verdicts: Mapping[int, Verdict], item: Items) -> None:
+def update_suppressions(firing: list[Alert], now: datetime, findings: Mapping[int, Finding[Any]], item: Items) -> None:
     """Store the current suppression of each alert, and each change of it in the alert's timeline."""
     rows = Silence.objects.filter(starts_at__lte=now, ends_at__gt=now) if firing else ()
     silences = [(silence, parse_stored(silence.matchers)) for silence in rows]
+    context = Context(now, firing, silences, findings)
     for alert in firing:
         with item(f"{alert.pool.name}: alert {alert.pk}"):
-            current = suppression_of(alert, silences=silences, firing=firing, verdict=verdicts.get(alert.pk), now=now)
+            current = next((found for stage in STAGES if (found := stage(alert, context))), None)
             document = asdict(current) if current else None
             if _without_text(document) != _without_text(alert.suppression):
                 _store_suppression(alert, document, now)

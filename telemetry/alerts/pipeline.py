@@ -2,11 +2,11 @@
 
 Theory of operation. Rules with steps of the same length are loaded together, for all pools, so an evaluation costs a
 few queries per length and not per rule. Every change of an alert is a conditional update of its row, so of two
-evaluators with the same verdict only one makes the change; a database constraint allows one open alert
+evaluators with the same finding only one makes the change; a database constraint allows one open alert
 per rule, pool and subject. The event and the timeline entry are written in the transaction of the change. Notifications
 are decided afterwards (notifications.py).
 
-A rule's verdict is stored when its result or its reason changes, and at every evaluation while the rule has an open
+A rule's finding is stored when its result or its reason changes, and at every evaluation while the rule has an open
 alert. Other figures are only shown: they are stored once a minute if they changed. One row has the time of the last
 evaluation. So rules in a steady state cost no writes.
 
@@ -34,11 +34,21 @@ from controlplane.isolation import Items, isolated_items
 from controlplane.models import Event, EventKind, PeriodicTask, Pool
 from controlplane.services.events import record_event
 from telemetry.alerts.expected_drops import EvaluatedRule, mark_expected_drop
+from telemetry.alerts.findings import (
+    Action,
+    Finding,
+    Findings,
+    OpenAlert,
+    Reason,
+    next_action,
+    no_data,
+    worst_finding,
+)
 from telemetry.alerts.history import HistoryQuery, load_control_plane_state, load_histories
 from telemetry.alerts.history_window import History, Source, whole_steps
 from telemetry.alerts.kinds import KINDS, Kind, RuleSettings
+from telemetry.alerts.kinds.hit_rate_drop import DropEvidence
 from telemetry.alerts.message import alert_labels, describe, group_name, scope_of
-from telemetry.alerts.verdict import Action, OpenAlert, Reason, Verdict, Verdicts, next_action, no_data, worst_verdict
 from telemetry.models import (
     Alert,
     AlertHistoryEntry,
@@ -79,24 +89,24 @@ class Evaluation:
         return group_name(self.rule)
 
 
-def evaluate_rules(now: datetime) -> dict[int, Verdict]:
-    """Evaluate every enabled rule once; the verdict on each alert that is open afterwards, by its id.
+def evaluate_rules(now: datetime) -> dict[int, Finding[Any]]:
+    """Evaluate every enabled rule once; the finding on each alert that is open afterwards, by its id.
 
     Five queries; for each length of steps, one more and those of its sources; and the writes.
     """
     return evaluate(AlertRule.objects.filter(enabled=True).select_related("pool", "group"), now)
 
 
-def evaluate(rules: Iterable[AlertRule], now: datetime, *, note_time: bool = True) -> dict[int, Verdict]:
+def evaluate(rules: Iterable[AlertRule], now: datetime, *, note_time: bool = True) -> dict[int, Finding[Any]]:
     """Evaluate some rules; ``note_time`` stores when and with what result."""
     all_rules = list(rules)
-    verdicts: dict[int, Verdict] = {}
+    findings: dict[int, Finding[Any]] = {}
     evaluated, alerting = set[int](), set[int]()
     stored = {rule.pk: (rule.verdict or {}, rule.evaluated_at) for rule in all_rules}
     with isolated_items(PeriodicTask.ALERT_RULES, is_complete=note_time) as item:
         for evaluation, history in _load(_evaluations(all_rules, watermark(now), item), now, item):
             with item(_name(evaluation.rule)):
-                verdicts |= _evaluate(evaluation, history, now)
+                findings |= _evaluate(evaluation, history, now)
                 evaluated.add(evaluation.rule.pk)
                 if evaluation.alerts:
                     alerting.add(evaluation.rule.pk)
@@ -110,19 +120,19 @@ def evaluate(rules: Iterable[AlertRule], now: datetime, *, note_time: bool = Tru
                 changed.append(rule)
         AlertRule.objects.bulk_update(changed, ["evaluated_at", "verdict"], batch_size=500)
         _record_evaluation(now)
-    return verdicts
+    return findings
 
 
-def _is_due(verdict: Mapping[str, Any], stored: Mapping[str, Any], stored_at: datetime | None, now: datetime) -> bool:
-    """Whether a verdict must be stored: something that is decided by changed, or figures that are shown are old."""
-    if stored_at is None or _decisive(verdict) != _decisive(stored):
+def _is_due(finding: Mapping[str, Any], stored: Mapping[str, Any], stored_at: datetime | None, now: datetime) -> bool:
+    """Whether a finding must be stored: something that is decided by changed, or figures that are shown are old."""
+    if stored_at is None or _decisive(finding) != _decisive(stored):
         return True
-    return now - stored_at >= FIGURES_EVERY and verdict != stored
+    return now - stored_at >= FIGURES_EVERY and finding != stored
 
 
-def _decisive(verdict: Mapping[str, Any]) -> tuple[Any, ...]:
+def _decisive(finding: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a later evaluation or a person decides by."""
-    return verdict.get("result"), verdict.get("reason"), bool(verdict.get("figures", {}).get("mix_since"))
+    return finding.get("result"), finding.get("reason"), bool(finding.get("figures", {}).get("mix_since"))
 
 
 def _record_evaluation(now: datetime) -> None:
@@ -135,20 +145,20 @@ def last_evaluation() -> datetime | None:
     return EvaluationState.objects.values_list("at", flat=True).first()
 
 
-def _evaluate(evaluation: Evaluation, history: History, now: datetime) -> dict[int, Verdict]:
-    """Evaluate one rule and change its alerts; the verdict on each alert that is open afterwards."""
+def _evaluate(evaluation: Evaluation, history: History, now: datetime) -> dict[int, Finding[Any]]:
+    """Evaluate one rule and change its alerts; the finding on each alert that is open afterwards."""
     rule, kind = evaluation.rule, evaluation.kind
     view = history.at(history.count - 1)
-    verdicts = kind.evaluate(evaluation.settings, view, evaluation.group)
+    findings = kind.evaluate(evaluation.settings, view, evaluation.group)
     if kind.is_drop:
         evaluated = EvaluatedRule(rule.pool, kind, evaluation.settings, evaluation.group, view)
-        verdicts = {subject: mark_expected_drop(evaluated, verdict) for subject, verdict in verdicts.items()}
-    open_verdicts = _update_alerts(evaluation, verdicts, now)
-    _close_removed(evaluation, verdicts, now)
-    overall = worst_verdict(verdicts) if verdicts else no_data(Reason.NO_REPLICAS)
-    _record_mix_change(rule, (rule.verdict or {}).get("figures", {}), overall.figures, now)
+        findings = {subject: mark_expected_drop(evaluated, finding) for subject, finding in findings.items()}
+    open_findings = _update_alerts(evaluation, findings, now)
+    _close_removed(evaluation, findings, now)
+    overall = worst_finding(findings) if findings else no_data(Reason.NO_REPLICAS)
+    _record_mix_change(rule, (rule.verdict or {}).get("figures", {}), overall, now)
     rule.verdict = overall.as_json()
-    return open_verdicts
+    return open_findings
 
 
 def _name(rule: AlertRule) -> str:
@@ -207,49 +217,46 @@ def _load_pools(pools: Sequence[Pool], query: HistoryQuery, item: Items) -> Mapp
     return histories
 
 
-def _update_alerts(evaluation: Evaluation, verdicts: Verdicts, now: datetime) -> dict[int, Verdict]:
-    """Change the alert of every subject, up to ``MAX_SUBJECTS``; the verdict on each alert that is open afterwards."""
-    open_verdicts: dict[int, Verdict] = {}
+def _update_alerts(evaluation: Evaluation, findings: Findings, now: datetime) -> dict[int, Finding[Any]]:
+    """Change the alert of every subject, up to ``MAX_SUBJECTS``; the finding on each alert that is open afterwards."""
+    open_findings: dict[int, Finding[Any]] = {}
     available = MAX_SUBJECTS - len(evaluation.alerts)
-    for subject, verdict in verdicts.items():
+    for subject, finding in findings.items():
         alert = evaluation.alerts.get(subject)
         if alert is None and available <= 0:
             continue
         state = alert and OpenAlert(alert.state == AlertState.FIRING, alert.started_at, alert.last_breach_at)
-        action = next_action(evaluation.settings.timing, verdict.result, state or None, now)
+        action = next_action(evaluation.settings.timing, finding.result, state or None, now)
         episode = 1
-        if action is Action.EXTEND and alert is not None and (next_episode := _next_episode(alert, verdict)):
-            resolve(alert, now, reason=f"the hit rate {_what_happened(verdict)}")
+        if action is Action.EXTEND and alert is not None and (next_episode := _next_episode(alert, finding)):
+            again = "recovered and fell again: a new alert has the second drop"
+            further = "fell further: a new alert has both falls"
+            resolve(alert, now, reason=f"the hit rate {further if finding.evidence.worsened else again}")
             alert, action, episode = None, Action.OPEN_FIRING, next_episode
         if action is Action.NONE:
             updated = alert
         else:
-            updated = apply(action, evaluation, subject, verdict, alert=alert, now=now, episode=episode)
+            updated = apply(action, evaluation, subject, finding, alert=alert, now=now, episode=episode)
         if updated is not None:
-            open_verdicts[updated.pk] = verdict
+            open_findings[updated.pk] = finding
             available -= alert is None
-    return open_verdicts
+    return open_findings
 
 
-def _next_episode(alert: Alert, verdict: Verdict) -> int | None:
+def _next_episode(alert: Alert, finding: Finding[Any]) -> int | None:
     """The episode of a new alert for a second fall, which may have other causes; None: the alert goes on.
 
     The rate fell further, or it fell again within ``keep_firing_s`` of a recovery. A rate that goes up and down for
     longer stays one alert, that of episode 2.
     """
-    fired_about, onset = alert.detail.get("onset"), verdict.figures.get("onset")
-    comparable_since = verdict.figures.get("comparable_since")
-    if alert.state != AlertState.FIRING or not (fired_about and onset and comparable_since) or onset <= fired_about:
+    drop, fired_about = finding.evidence, DropEvidence.read(alert.detail).onset
+    if not isinstance(drop, DropEvidence) or alert.state != AlertState.FIRING:
         return None
-    if verdict.figures["worsened"]:
+    if not (fired_about and drop.onset and drop.comparable_since) or drop.onset <= fired_about:
+        return None
+    if drop.worsened:
         return alert.episode
-    return 2 if comparable_since > fired_about and alert.episode == 1 else None
-
-
-def _what_happened(verdict: Verdict) -> str:
-    if verdict.figures["worsened"]:
-        return "fell further: a new alert has both falls"
-    return "recovered and fell again: a new alert has the second drop"
+    return 2 if drop.comparable_since > fired_about and alert.episode == 1 else None
 
 
 @transaction.atomic
@@ -257,7 +264,7 @@ def apply(
     action: Action,
     evaluation: Evaluation,
     subject: str,
-    verdict: Verdict,
+    finding: Finding[Any],
     *,
     alert: Alert | None,
     now: datetime,
@@ -265,14 +272,14 @@ def apply(
 ) -> Alert | None:
     """Store an action; the alert that is open afterwards. ``episode`` is that of a new alert."""
     if action in {Action.OPEN, Action.OPEN_FIRING}:
-        alert = _open_alert(evaluation, subject, verdict, now, episode)
+        alert = _open_alert(evaluation, subject, finding, now, episode)
     if alert is None:
         return None
     if action in {Action.FIRE, Action.OPEN_FIRING}:
-        _fire(alert, evaluation, verdict, now)
+        _fire(alert, evaluation, finding, now)
     elif action is Action.EXTEND:
         # The sentence and the figures beside it are of the same evaluation.
-        changes = {"summary": _summary(evaluation, subject, verdict), **_values(verdict)}
+        changes = {"summary": _summary(evaluation, subject, finding), **_values(finding)}
         Alert.objects.filter(pk=alert.pk, state__in=OPEN_STATES).update(last_breach_at=now, **changes)
     elif action is Action.DROP:
         Alert.objects.filter(pk=alert.pk, state=AlertState.PENDING).delete()
@@ -283,7 +290,9 @@ def apply(
     return alert
 
 
-def _open_alert(evaluation: Evaluation, subject: str, verdict: Verdict, now: datetime, episode: int) -> Alert | None:
+def _open_alert(
+    evaluation: Evaluation, subject: str, finding: Finding[Any], now: datetime, episode: int
+) -> Alert | None:
     """A new pending alert; None if there is one already, or if the rule was disabled since it was loaded.
 
     The lock on the rule orders this with ``update_rule``, which resolves the alerts of a rule that it disables.
@@ -302,8 +311,8 @@ def _open_alert(evaluation: Evaluation, subject: str, verdict: Verdict, now: dat
                 episode=episode,
                 started_at=now,
                 last_breach_at=now,
-                summary=_summary(evaluation, subject, verdict),
-                **_values(verdict),
+                summary=_summary(evaluation, subject, finding),
+                **_values(finding),
             )
     except IntegrityError:
         return None
@@ -311,14 +320,14 @@ def _open_alert(evaluation: Evaluation, subject: str, verdict: Verdict, now: dat
     return alert
 
 
-def _fire(alert: Alert, evaluation: Evaluation, verdict: Verdict, now: datetime) -> None:
+def _fire(alert: Alert, evaluation: Evaluation, finding: Finding[Any], now: datetime) -> None:
     changes = {
         "state": AlertState.FIRING,
         "fired_at": now,
         "last_breach_at": now,
-        "summary": _summary(evaluation, alert.subject, verdict),
-        "detail": describe(evaluation.rule, evaluation.kind, evaluation.settings, verdict, evaluation.until),
-        **_values(verdict),
+        "summary": _summary(evaluation, alert.subject, finding),
+        "detail": describe(evaluation.rule, evaluation.kind, evaluation.settings, finding, evaluation.until),
+        **_values(finding),
     }
     if _change_state(alert, AlertState.PENDING, changes):
         record_event(EventKind.ALERT_FIRING, alert.summary, pool=alert.pool, detail={"alert": alert.pk})
@@ -345,27 +354,27 @@ def record_transition(
     AlertHistoryEntry.objects.create(alert=alert, at=now, transition=transition, by=by, note=text[:500])
 
 
-def _close_removed(evaluation: Evaluation, verdicts: Collection[str], now: datetime) -> None:
+def _close_removed(evaluation: Evaluation, findings: Collection[str], now: datetime) -> None:
     """Close alerts about replicas that were removed or disabled."""
-    for subject in evaluation.alerts.keys() - verdicts:
+    for subject in evaluation.alerts.keys() - findings:
         alert = evaluation.alerts[subject]
         if not resolve(alert, now, reason="the replica was removed or disabled"):
             Alert.objects.filter(pk=alert.pk, state=AlertState.PENDING).delete()
 
 
-def _summary(evaluation: Evaluation, subject: str, verdict: Verdict) -> str:
-    return evaluation.kind.summarize(scope_of(evaluation.rule, subject), evaluation.settings, verdict)[:300]
+def _summary(evaluation: Evaluation, subject: str, finding: Finding[Any]) -> str:
+    return evaluation.kind.summarize(scope_of(evaluation.rule, subject), evaluation.settings, finding)[:300]
 
 
-def _values(verdict: Verdict) -> dict[str, Any]:
-    is_ratio = verdict.unit == "ratio"
+def _values(finding: Finding[Any]) -> dict[str, Any]:
+    is_ratio = finding.unit == "ratio"
     return {
-        "value": verdict.value,
-        "limit": verdict.limit,
-        "baseline": verdict.baseline,
-        "unit": verdict.unit,
-        "value_ratio": verdict.value if is_ratio else None,
-        "baseline_ratio": verdict.baseline if is_ratio else None,
+        "value": finding.value,
+        "limit": finding.limit,
+        "baseline": finding.baseline,
+        "unit": finding.unit,
+        "value_ratio": finding.value if is_ratio else None,
+        "baseline_ratio": finding.baseline if is_ratio else None,
     }
 
 
@@ -378,21 +387,22 @@ def _change_state(alert: Alert, before: AlertState, changes: Mapping[str, Any]) 
     return True
 
 
-def _record_mix_change(rule: AlertRule, before: Mapping[str, Any], figures: Mapping[str, Any], now: datetime) -> None:
+def _record_mix_change(rule: AlertRule, before: Mapping[str, Any], finding: Finding[Any], now: datetime) -> None:
     """Record an event if the traffic mix between task groups changed since the last evaluation. One query then."""
-    is_new = figures.get("mix_since") and not before.get("mix_since")
-    if not is_new or rule.group_id is not None:
+    evidence = finding.evidence
+    if not isinstance(evidence, DropEvidence) or evidence.mix_since is None or evidence.mix_points is None:
+        return
+    if before.get("mix_since") or rule.group_id is not None:
         return
     recent = Event.objects.filter(kind=EventKind.TRAFFIC_MIX_CHANGED, pool=rule.pool, at__gt=now - MIX_EVENT_EVERY)
     if recent.exists():
         return
-    points, groups = figures["mix_points"], figures["mix_groups"]
     shares = ", ".join(
-        f"{group['name'] or 'no task group'} {group['baseline_ratio'] * 100:.0f} to {group['share_ratio'] * 100:.0f} %"
-        for group in groups
+        f"{group.name or 'no task group'} {group.baseline_ratio * 100:.0f} to {group.share_ratio * 100:.0f} %"
+        for group in evidence.mix_groups
     )
-    summary = (
-        f"The mix of task groups changed ({shares} of the tokens); this changes the hit rate by {points:+.0f} points."
-    )
-    detail = {"mix_points": points, "since": figures["mix_since"], "groups": groups}
+    changes = f"this changes the hit rate by {evidence.mix_points:+.0f} points"
+    summary = f"The mix of task groups changed ({shares} of the tokens); {changes}."
+    figures = finding.figures()
+    detail = {"mix_points": evidence.mix_points, "since": figures["mix_since"], "groups": figures["mix_groups"]}
     record_event(EventKind.TRAFFIC_MIX_CHANGED, summary, pool=rule.pool, detail=detail, at=now)

@@ -13,7 +13,7 @@ from controlplane.models import Pool, Project, TaskGroup, VersionedModel
 
 
 class RuleKind(TextChoices):
-    """Kinds of alert rules, which ``telemetry.alerts.kinds`` evaluates."""
+    """Kinds of alert rules, which ``telemetry.alerts.kinds`` evaluates; pages and lists have them in this order."""
 
     HIT_RATE_DROP = "hit_rate_drop", "Hit rate drop"
     HIT_RATE_FLOOR = "hit_rate_floor", "Hit rate floor"
@@ -36,6 +36,11 @@ class RuleKind(TextChoices):
     NO_DATA = "no_data", "No data"
 
 
+def rule_kinds() -> list[tuple[str, str]]:
+    """The choices of ``AlertRule.kind``, called so that another kind needs no migration."""
+    return RuleKind.choices
+
+
 class Severity(TextChoices):
     """How urgent an alert is."""
 
@@ -53,7 +58,7 @@ class AlertRule(VersionedModel):
     pool = models.ForeignKey(Pool, models.CASCADE, related_name="alert_rules")
     group = models.ForeignKey(TaskGroup, models.CASCADE, null=True, related_name="alert_rules")  # None: the whole pool
     name = models.CharField(max_length=100)
-    kind = models.CharField(max_length=32, choices=RuleKind, default=RuleKind.HIT_RATE_DROP)
+    kind = models.CharField(max_length=32, choices=rule_kinds, default=RuleKind.HIT_RATE_DROP)
     severity = models.CharField(max_length=8, choices=Severity, default=Severity.WARNING, db_default=Severity.WARNING)
     settings = models.JSONField(default=dict)  # validated by the kind; settings that are missing have their defaults
     repeat_s = models.PositiveIntegerField(default=REPEAT_S, db_default=REPEAT_S)  # 0: no repeated notifications

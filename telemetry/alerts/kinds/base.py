@@ -13,8 +13,19 @@ from msgspec import Meta
 from controlplane.errors import InvalidError
 from controlplane.schema_fields import canonical
 from routing.schema import Frozen
+from telemetry.alerts.findings import (
+    E_co,
+    Finding,
+    Findings,
+    Reason,
+    Restarts,
+    Result,
+    Timing,
+    TrafficEvidence,
+    Unit,
+)
 from telemetry.alerts.history_window import CURRENT_ONLY, HistoryView, Source, WindowSum
-from telemetry.alerts.verdict import Reason, Result, Timing, Unit, Verdict, Verdicts
+from telemetry.models import RuleKind
 
 Problem = tuple[str, str]  # the invalid setting, and why
 
@@ -88,6 +99,14 @@ class RuleSettings(Frozen, frozen=True):
         return None
 
 
+class CurrentSettings(RuleSettings, frozen=True):
+    """Settings of a kind that evaluates current state, of which no history is stored."""
+
+    @property
+    def step_s(self) -> float:
+        return 60.0  # any
+
+
 class WindowSettings(RuleSettings, frozen=True):
     """Settings of a kind that evaluates the newest window."""
 
@@ -118,19 +137,24 @@ class Kind:
     """A kind of rule."""
 
     name: str
-    label: str
     about: str  # what it finds and what it does not, for the person who writes a rule
     settings: type[RuleSettings]
     sources: frozenset[Source]
     unit: Unit
-    evaluate: Callable[[Any, HistoryView, str], Verdicts]  # pure: settings, history, task group ("": the pool)
-    summarize: Callable[[Scope, Any, Verdict], str]  # a breach as a sentence
+    evaluate: Callable[[Any, HistoryView, str], Findings]  # pure: settings, history, task group ("": the pool)
+    summarize: Callable[[Scope, Any, Any], str]  # a breach as a sentence
     condition: Callable[[Any], str]  # when a rule with these settings fires, in half a sentence
+    inhibited_by: tuple[RuleKind, ...]  # kinds that explain its alerts while they fire in the same pool
+    is_fleet_wide: bool = False  # one cause for all pools: one pool's alert is notified
     group_sources: frozenset[Source] | None = None  # of a rule for one task group; None: the kind has no such rules
     is_drop: bool = False  # of a hit rate, so that causes are looked for
     figure: str = "Value"  # name of the value
-    window_of: Callable[[Verdict, datetime], WindowSum] | None = None  # the window of a verdict; None: the newest
-    evaluate_window: Callable[[Any, Verdict, WindowSum], Verdict] | None = None  # the verdict for another hit rate
+    window_of: Callable[[Any, datetime], WindowSum] | None = None  # the window of a finding; None: the newest
+    evaluate_window: Callable[[Any, Any, WindowSum], Finding[Any]] | None = None  # the finding for another hit rate
+
+    @property
+    def label(self) -> str:
+        return str(RuleKind(self.name).label)
 
     def needs(self, group: str) -> frozenset[Source]:
         """Data that a rule of a task group needs, or of the pool for ``group`` ""."""
@@ -151,6 +175,11 @@ class Kind:
         return settings
 
 
+def each_replica(find: Callable[[Any, HistoryView, str], Finding[Any]]) -> Callable[[Any, HistoryView, str], Findings]:
+    """The evaluation of a kind that looks at one replica after the other."""
+    return lambda settings, view, _: {name: find(settings, view, name) for name in view.history.replicas}
+
+
 def percent(ratio: float | None) -> str:
     return "unknown" if ratio is None else f"{ratio * 100:.1f} %"
 
@@ -169,25 +198,19 @@ def capitalized(scope: Scope) -> str:
     return f"{text[0].upper()}{text[1:]}"
 
 
-RESTARTED = "restarted"  # figure: replicas whose restart or absence explains the drop, so that it is not notified
-WITHOUT_RESTARTED = "others"  # figure: the result without these replicas
-
-
 def mark_restarts(
-    verdict: Verdict, view: HistoryView, warm_up_s: float, evaluate: Callable[[WindowSum], Verdict]
-) -> Verdict:
-    """Mark a breach as expected if there is none without the replicas that restarted recently."""
-    cold = view.recent_restarts(warm_up_s) if verdict.result is Result.BREACH else {}
-    if not cold or (result := evaluate(view.window_without(cold)).result) is Result.BREACH:
-        return verdict
-    marked = mark_expected(verdict, cold, warm_up_s)
-    return replace(marked, figures={**marked.figures, WITHOUT_RESTARTED: result})
+    finding: Finding[E_co], view: HistoryView, warm_up_s: float, evaluate: Callable[[WindowSum], Finding[E_co]]
+) -> Finding[E_co]:
+    """Explain a breach by the replicas that restarted recently if there is none without them."""
+    cold = view.recent_restarts(warm_up_s) if finding.result is Result.BREACH else {}
+    if not cold or (without := evaluate(view.window_without(cold)).result) is Result.BREACH:
+        return finding
+    return replace(finding, explained_by=restarts(cold, warm_up_s, without))
 
 
-def mark_expected(verdict: Verdict, since: Mapping[str, datetime], warm_up_s: float) -> Verdict:
-    """Add figures that suppress the notification: the replicas, and until when their change explains the drop."""
-    until = max(since.values()) + timedelta(seconds=warm_up_s)
-    return replace(verdict, figures={**verdict.figures, RESTARTED: sorted(since), "warm_at": until.isoformat()})
+def restarts(since: Mapping[str, datetime], warm_up_s: float, without: Result | None = None) -> Restarts:
+    """The explanation of a drop by what happened to some replicas at some times."""
+    return Restarts(tuple(sorted(since)), max(since.values()) + timedelta(seconds=warm_up_s), without)
 
 
 class Minimums(Protocol):
@@ -206,16 +229,11 @@ def has_traffic(window: WindowSum, minimums: Minimums) -> bool:
     return window.requests is None or window.requests >= minimums.min_requests
 
 
-def traffic_figures(window: WindowSum) -> dict[str, float | None]:
-    figures = {"requests": window.requests, "tokens": window.queries}
-    return figures if window.accounted_ratio is None else {**figures, "accounted_ratio": window.accounted_ratio}
-
-
 def no_result_reason(window: WindowSum) -> Reason:
     return Reason.NO_READINGS if window.queries is None else Reason.LITTLE_TRAFFIC
 
 
-def basis_text(verdict: Verdict) -> str:
+def basis_text(evidence: TrafficEvidence) -> str:
     """The share of responses that a task group's hit rate is computed from; "" for a pool, which engines count."""
-    share = verdict.figures.get("accounted_ratio")
+    share = evidence.accounted_ratio
     return "" if share is None else f" Measured on {percent(share)} of the responses."

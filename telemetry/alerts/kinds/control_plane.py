@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
+from telemetry.alerts.findings import POOL, Evidence, Finding, Findings, Reason, Result, Timing, above_limit, no_data
 from telemetry.alerts.history_window import HistoryView, Source
 from telemetry.alerts.kinds.base import (
+    CurrentSettings,
     ForS,
     KeepFiringS,
     Kind,
@@ -16,11 +18,10 @@ from telemetry.alerts.kinds.base import (
     duration,
     setting,
 )
-from telemetry.alerts.verdict import POOL, Reason, Result, Timing, Verdict, Verdicts, above_limit, no_data
-from telemetry.models import STARTING_S
+from telemetry.models import STARTING_S, RuleKind
 
 
-class RolloutStuckSettings(RuleSettings, frozen=True):
+class RolloutStuckSettings(CurrentSettings, frozen=True):
     """Settings of ``rollout_stuck``."""
 
     after_s: Annotated[
@@ -30,15 +31,17 @@ class RolloutStuckSettings(RuleSettings, frozen=True):
     keep_firing_s: KeepFiringS = 0.0
 
     @property
-    def step_s(self) -> float:
-        return 60.0  # any: no stored history is evaluated
-
-    @property
     def timing(self) -> Timing:
         return Timing(self.for_s, self.keep_firing_s, self.after_s)
 
 
-def _evaluate_rollout(settings: RolloutStuckSettings, view: HistoryView, _: str) -> Verdicts:
+class RolloutEvidence(Evidence, frozen=True):
+    routers: list[str]  # that are behind
+    present: int
+    refusing: dict[str, str]  # router -> why
+
+
+def _evaluate_rollout(settings: RolloutStuckSettings, view: HistoryView, _: str) -> Findings:
     """Compare how long routers have been behind with the limit."""
     control = view.history.control
     if control is None:
@@ -46,21 +49,22 @@ def _evaluate_rollout(settings: RolloutStuckSettings, view: HistoryView, _: str)
     if not control.routers:
         return {POOL: no_data(Reason.NO_REPLICAS)}
     behind = sorted(control.behind_s, key=lambda name: -control.behind_s[name])
-    figures = {"routers": behind[:20], "present": control.routers, "refusing": dict(control.rejections)}
+    evidence = RolloutEvidence(behind[:20], control.routers, dict(control.rejections))
     longest_s = control.behind_s[behind[0]] if behind else 0.0
-    return {POOL: above_limit(longest_s, settings.after_s, "seconds", **figures)}
+    return {POOL: above_limit(longest_s, settings.after_s, "seconds", evidence)}
 
 
-def _summarize_rollout(_: Scope, __: RolloutStuckSettings, verdict: Verdict) -> str:
-    count = f"{len(verdict.figures['routers'])} of {verdict.figures['present']} routers"
-    rejections = verdict.figures["refusing"].items()
+def _summarize_rollout(_: Scope, __: RolloutStuckSettings, finding: Finding[RolloutEvidence]) -> str:
+    count = f"{len(finding.evidence.routers)} of {finding.evidence.present} routers"
+    rejections = finding.evidence.refusing.items()
     reason = next((f"; {router} rejects it: {reason}" for router, reason in rejections), "")
-    return f"{count} have not applied the newest configuration for {duration(verdict.value)}{reason}"[:299] + "."
+    return f"{count} have not applied the newest configuration for {duration(finding.value)}{reason}"[:299] + "."
 
 
 ROLLOUT_STUCK = Kind(
     name="rollout_stuck",
-    label="Configuration not converged",
+    inhibited_by=(),
+    is_fleet_wide=True,
     about="Fires when a router that is present has not applied the newest configuration for a while: it rejects it or "
     "cannot be reached. All routers serve all pools, so one pool's rule is enough. It evaluates the current state, of "
     "which no history is stored: there is no preview.",
@@ -74,7 +78,7 @@ ROLLOUT_STUCK = Kind(
 )
 
 
-class RouterLostSettings(RuleSettings, frozen=True):
+class RouterLostSettings(CurrentSettings, frozen=True):
     """Settings of ``router_lost``."""
 
     max_present: (
@@ -87,12 +91,13 @@ class RouterLostSettings(RuleSettings, frozen=True):
     for_s: ForS = 0.0
     keep_firing_s: KeepFiringS = 0.0
 
-    @property
-    def step_s(self) -> float:
-        return 60.0  # any: no stored history is evaluated
+
+class LostEvidence(Evidence, frozen=True):
+    lost: list[str]
+    silent_s: float
 
 
-def _evaluate_routers(settings: RouterLostSettings, view: HistoryView, _: str) -> Verdicts:
+def _evaluate_routers(settings: RouterLostSettings, view: HistoryView, _: str) -> Findings:
     """Compare the routers that are present with those that should be."""
     control = view.history.control
     if control is None:
@@ -101,25 +106,26 @@ def _evaluate_routers(settings: RouterLostSettings, view: HistoryView, _: str) -
         return {POOL: no_data(Reason.NO_REPLICAS)}
     is_relevant = settings.max_present is None or control.routers <= settings.max_present
     result, reason = (Result.BREACH, Reason.BELOW) if control.lost and is_relevant else (Result.OK, Reason.WITHIN)
-    figures = {"lost": list(control.lost[:20]), "silent_s": control.silent_s}
+    evidence = LostEvidence(list(control.lost[:20]), control.silent_s)
     expected = control.routers + len(control.lost)
-    return {POOL: Verdict(result, reason, float(control.routers), float(expected), unit="count", figures=figures)}
+    return {POOL: Finding(result, reason, float(control.routers), float(expected), unit="count", evidence=evidence)}
 
 
-def _summarize_routers(_: Scope, settings: RouterLostSettings, verdict: Verdict) -> str:
-    lost, since = verdict.figures["lost"], duration(round(verdict.figures["silent_s"]))
-    if not verdict.value and settings.max_present is not None:  # a rule without it names the routers that are lost
+def _summarize_routers(_: Scope, settings: RouterLostSettings, finding: Finding[LostEvidence]) -> str:
+    lost, since = finding.evidence.lost, duration(round(finding.evidence.silent_s))
+    if not finding.value and settings.max_present is not None:  # a rule without it names the routers that are lost
         named = f" of {lost[0]}" if len(lost) == 1 else ""
         return f"No router is left: no heartbeat{named} for {since}. Clients of all pools get no responses through it."
     more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
     names = f"Router {lost[0]} is" if len(lost) == 1 else f"Routers {', '.join(lost[:3])}{more} are"
-    left = f"{verdict.value:.0f} of {verdict.limit:.0f} routers left"
+    left = f"{finding.value:.0f} of {finding.limit:.0f} routers left"
     return f"{names} lost: no heartbeat for {since}; {left}."
 
 
 ROUTER_LOST = Kind(
     name="router_lost",
-    label="Router lost",
+    inhibited_by=(),
+    is_fleet_wide=True,
     about="Fires when a router has sent no heartbeat for 30 s and no other router replaced it: one that joined in the "
     "10 min before the loss, or later. After an hour it counts as removed if other routers are present; removing it "
     "from the list of routers ends the alert at once. All routers serve all pools, so one pool's rule is enough. It "
@@ -137,18 +143,21 @@ ROUTER_LOST = Kind(
 )
 
 
-class RoutersApartSettings(RuleSettings, frozen=True):
+class RoutersApartSettings(CurrentSettings, frozen=True):
     """Settings of ``routers_apart``."""
 
     for_s: ForS = 60.0
     keep_firing_s: KeepFiringS = 60.0
 
-    @property
-    def step_s(self) -> float:
-        return 60.0  # any: no stored history is evaluated
+
+class PeersEvidence(Evidence, frozen=True):
+    routers: list[str]  # that do not see all others, the first of them
+    apart: int
+    cut_off: int  # those of them that do not reach the server
+    present: int
 
 
-def _evaluate_peers(_: RoutersApartSettings, view: HistoryView, __: str) -> Verdicts:
+def _evaluate_peers(_: RoutersApartSettings, view: HistoryView, __: str) -> Findings:
     """Compare the peers of each router that shares its state with the number of the others."""
     control = view.history.control
     if control is None:
@@ -160,21 +169,22 @@ def _evaluate_peers(_: RoutersApartSettings, view: HistoryView, __: str) -> Verd
     cut_off = [name for name in apart if control.peers[name] is None]
     fewest = min(peers or 0 for peers in control.peers.values())
     result, reason = (Result.BREACH, Reason.BELOW) if apart else (Result.OK, Reason.WITHIN)
-    figures = {"routers": apart[:20], "apart": len(apart), "cut_off": len(cut_off), "present": others + 1}
-    return {POOL: Verdict(result, reason, float(fewest), float(others), unit="count", figures=figures)}
+    evidence = PeersEvidence(apart[:20], len(apart), len(cut_off), others + 1)
+    return {POOL: Finding(result, reason, float(fewest), float(others), unit="count", evidence=evidence)}
 
 
-def _summarize_peers(_: Scope, __: RoutersApartSettings, verdict: Verdict) -> str:
-    figures = verdict.figures
-    names = ", ".join(figures["routers"][:3]) + (" and others" if figures["apart"] > 3 else "")
-    server = f"; {figures['cut_off']} of them do not reach the server of shared state" if figures["cut_off"] else ""
-    counts = f"{figures['apart']} of {figures['present']} routers do not see all others ({names})"
+def _summarize_peers(_: Scope, __: RoutersApartSettings, finding: Finding[PeersEvidence]) -> str:
+    evidence = finding.evidence
+    names = ", ".join(evidence.routers[:3]) + (" and others" if evidence.apart > 3 else "")
+    server = f"; {evidence.cut_off} of them do not reach the server of shared state" if evidence.cut_off else ""
+    counts = f"{evidence.apart} of {evidence.present} routers do not see all others ({names})"
     return f"{counts}{server}. Each places requests without knowing what the others have queued."
 
 
 ROUTERS_APART = Kind(
     name="routers_apart",
-    label="Routers apart",
+    inhibited_by=(RuleKind.EVALUATOR_LAG,),
+    is_fleet_wide=True,
     about="Fires when routers that share their state do not see each other: one cannot reach the server, or uses "
     "another one. Requests are served, but each router places them by what it knows itself, and first tokens come "
     "later. Routers without WARMPATH_ROUTER_STATE_URL are not evaluated. All routers serve all pools, so one pool's "
@@ -213,30 +223,35 @@ class EvaluatorLagSettings(RuleSettings, frozen=True):
         return max(3600.0, self.behind_s)  # long enough to tell an outage from a fleet that was never scraped
 
 
-def _evaluate_lag(settings: EvaluatorLagSettings, view: HistoryView, _: str) -> Verdicts:
+class LagEvidence(Evidence, frozen=True):
+    what: Literal["evaluated", "scraped"]  # what was not done
+
+
+def _evaluate_lag(settings: EvaluatorLagSettings, view: HistoryView, _: str) -> Findings:
     """Whether the last evaluation, or the last attempted scrape, was too long ago."""
     if not view.history.replicas:
         return {POOL: no_data(Reason.NO_REPLICAS)}
     since_evaluation_s = view.history.control.since_evaluation_s if view.history.control else 0.0
     if since_evaluation_s >= settings.behind_s:
-        return {POOL: above_limit(since_evaluation_s, settings.behind_s, "seconds", what="evaluated")}
+        return {POOL: above_limit(since_evaluation_s, settings.behind_s, "seconds", LagEvidence("evaluated"))}
     if any(view.engine(name) is not None for name in view.history.replicas):
-        return {POOL: Verdict(Result.OK, Reason.WITHIN, 0.0, settings.behind_s, unit="seconds")}
+        return {POOL: Finding(Result.OK, Reason.WITHIN, 0.0, settings.behind_s, unit="seconds")}
     since_scrape_s = view.since_any_scrape_s(settings.lookback_s)
     if since_scrape_s is None:
         return {POOL: no_data(Reason.NO_READINGS)}  # scraping has not begun
-    return {POOL: above_limit(since_scrape_s, settings.behind_s, "seconds", what="scraped")}
+    return {POOL: above_limit(since_scrape_s, settings.behind_s, "seconds", LagEvidence("scraped"))}
 
 
-def _summarize_lag(scope: Scope, _: EvaluatorLagSettings, verdict: Verdict) -> str:
-    if verdict.figures.get("what") == "evaluated":
-        return f"Alert rules were not evaluated for {duration(verdict.value)}: alerts of that time may be missing."
-    return f"No replica of {scope} was scraped for {duration(verdict.value)}: its figures are out of date."
+def _summarize_lag(scope: Scope, _: EvaluatorLagSettings, finding: Finding[LagEvidence]) -> str:
+    if finding.evidence.what == "evaluated":
+        return f"Alert rules were not evaluated for {duration(finding.value)}: alerts of that time may be missing."
+    return f"No replica of {scope} was scraped for {duration(finding.value)}: its figures are out of date."
 
 
 EVALUATOR_LAG = Kind(
     name="evaluator_lag",
-    label="Telemetry behind",
+    inhibited_by=(),
+    is_fleet_wide=True,
     about="Fires when scraping stopped or rules were evaluated late: the worker is overloaded or was down, or its "
     "database was. While it fires, all other figures of the pool are out of date. If no worker evaluates rules for "
     "30 s, a web process sends this alert. If web processes are down too, only an external heartbeat monitor reports "
@@ -263,7 +278,12 @@ class NoDataSettings(WindowSettings, frozen=True):
         return STARTING_S + self.window_s  # to tell a replica that starts from one that was scraped before
 
 
-def _evaluate_no_data(_: NoDataSettings, view: HistoryView, __: str) -> Verdicts:
+class NoDataEvidence(Evidence, frozen=True):
+    replicas: int
+    failed: int  # replicas whose scrapes fail
+
+
+def _evaluate_no_data(_: NoDataSettings, view: HistoryView, __: str) -> Findings:
     """Whether a scrape of any replica succeeded."""
     replicas = view.history.replicas
     if not replicas:
@@ -278,19 +298,19 @@ def _evaluate_no_data(_: NoDataSettings, view: HistoryView, __: str) -> Verdicts
         result, reason = Result.OK, Reason.SERVING
     else:
         result, reason = Result.BREACH, Reason.NO_READINGS
-    figures = {"replicas": len(steps), "failed": sum(step is not None and step.failed for step in steps)}
-    return {POOL: Verdict(result, reason, float(read), 1.0, unit="count", figures=figures)}
+    evidence = NoDataEvidence(len(steps), sum(step is not None and step.failed for step in steps))
+    return {POOL: Finding(result, reason, float(read), 1.0, unit="count", evidence=evidence)}
 
 
-def _summarize_no_data(scope: Scope, settings: NoDataSettings, verdict: Verdict) -> str:
-    failed, count = verdict.figures["failed"], verdict.figures["replicas"]
+def _summarize_no_data(scope: Scope, settings: NoDataSettings, finding: Finding[NoDataEvidence]) -> str:
+    failed, count = finding.evidence.failed, finding.evidence.replicas
     reason = f"scrapes of {failed} of {count} replicas fail" if failed else f"none of {count} replicas was scraped"
     return f"No data of {scope} for {duration(settings.window_s)}: {reason}."
 
 
 NO_DATA = Kind(
     name="no_data",
-    label="No data",
+    inhibited_by=(RuleKind.EVALUATOR_LAG,),
     about="Fires when no replica of the pool could be scraped and no router reports one up. Every other rule of the "
     "pool then has no result: without this rule, an outage would look like a healthy pool.",
     settings=NoDataSettings,

@@ -2,7 +2,7 @@
 
 The newest bins are compared with what the same task groups reached since the last change, which is an improvement that
 the detector found, or a revision, a scale-out or a restart. ``telemetry.alerts.detection`` has the detector. This
-module has its settings, and turns a detection into the figures and the summary of an alert.
+module has its settings, and turns a detection into the evidence and the summary of an alert.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any
 
+import msgspec
 from django.conf import settings as django_settings
 
-from telemetry.alerts.detection import Detection, GroupShortfall, Sensitivity, State
+from telemetry.alerts.detection import Detection, Sensitivity, State
 from telemetry.alerts.detection.detector import ALARM_SHARE
 from telemetry.alerts.detection.level import Decline, Hour, find_decline
+from telemetry.alerts.findings import POOL, Evidence, Finding, Findings, Reason, TrafficEvidence, below_limit, no_data
 from telemetry.alerts.history_window import HistoryView, Source, WindowSum
 from telemetry.alerts.hit_rate_series import bin_length_s
 from telemetry.alerts.kinds.base import (
@@ -33,7 +35,7 @@ from telemetry.alerts.kinds.base import (
     percent,
     setting,
 )
-from telemetry.alerts.verdict import POOL, Reason, Verdict, Verdicts, below_limit, no_data
+from telemetry.models import RuleKind
 
 POINT = 0.01
 NAMED_GROUPS = 3  # task groups that a summary names
@@ -119,30 +121,73 @@ class HitRateDropSettings(RuleSettings, frozen=True):
         return None
 
 
-def _evaluate(settings: HitRateDropSettings, view: HistoryView, group: str) -> Verdicts:
+def _evaluate(settings: HitRateDropSettings, view: HistoryView, group: str) -> Findings:
     """The detector's result at the newest bin, or a slow decline."""
     series = view.history.series
     if series is None:
         return {POOL: no_data(Reason.NO_READINGS)}
-    verdict = verdict_of(settings, series.detect(settings.sensitivity, group, view.now), view.now)
-    if verdict.reason is Reason.WITHIN and settings.days:
+    finding = finding_of(settings, series.detect(settings.sensitivity, group, view.now), view.now)
+    if finding.reason is Reason.WITHIN and settings.days:
         hour = view.now.replace(minute=0, second=0, microsecond=0)
         decline = series.decline((settings, group, hour), lambda: _find_decline(settings, view, group))
         if decline is not None:
-            return {POOL: _decline_verdict(settings, decline)}
-    return {POOL: verdict}
+            return {POOL: _decline_finding(settings, decline)}
+    return {POOL: finding}
 
 
-def _decline_verdict(settings: HitRateDropSettings, decline: Decline) -> Verdict:
-    figures = {
-        "requests": decline.requests,
-        "tokens": decline.tokens,
-        "onset": _iso(decline.change_point),
-        "drop_points": round((decline.level - decline.ratio) / POINT, 2),
-        "days": decline.days,
-    }
+class GroupLoss(Evidence, frozen=True):
+    """The part of one task group in a drop."""
+
+    name: str
+    share_ratio: float | None = None  # of the tokens since the drop
+    baseline_ratio: float | None = None
+    value_ratio: float | None = None
+    drop_points: float | None = None
+
+
+class MixShare(Evidence, frozen=True):
+    """The share of one task group in the tokens, usually and now."""
+
+    name: str
+    baseline_ratio: float
+    share_ratio: float
+
+
+class DropEvidence(TrafficEvidence, frozen=True):
+    """A drop: its times in whole seconds, its task groups, and whether the traffic mix changed."""
+
+    onset: datetime | None = None
+    level_since: datetime | None = None
+    steady_until: datetime | None = None
+    comparable_since: datetime | None = None
+    worsened: bool = False  # by a second fall
+    drop_points: float | None = None
+    days: int | None = None  # of a slow decline
+    share_ratio: float | None = None  # of the tokens in ``groups``
+    groups: tuple[GroupLoss, ...] = ()
+    score: float | None = None
+    noise_points: float | None = None
+    mix_points: float | None = None
+    mix_since: datetime | None = None
+    mix_groups: tuple[MixShare, ...] = ()
+
+    @classmethod
+    def read(cls, figures: Mapping[str, Any]) -> DropEvidence:
+        """The evidence in stored figures; those of other kinds have none of it."""
+        known = {name: figures[name] for name in cls.__struct_fields__ if name in figures}
+        return msgspec.convert(known, cls)
+
+
+def _decline_finding(settings: HitRateDropSettings, decline: Decline) -> Finding[DropEvidence]:
+    evidence = DropEvidence(
+        requests=decline.requests,
+        tokens=decline.tokens,
+        onset=_whole_second(decline.change_point),
+        drop_points=round((decline.level - decline.ratio) / POINT, 2),
+        days=decline.days,
+    )
     limit = decline.level - settings.drop_points * POINT
-    return below_limit(decline.ratio, limit, is_breach=True, baseline=decline.level, figures=figures)
+    return below_limit(decline.ratio, limit, evidence, is_breach=True, baseline=decline.level)
 
 
 def _find_decline(settings: HitRateDropSettings, view: HistoryView, group: str) -> Decline | None:
@@ -155,102 +200,99 @@ def _find_decline(settings: HitRateDropSettings, view: HistoryView, group: str) 
     return find_decline(hours, view.now, drop=drop, days=settings.days, quiet_days=settings.quiet_days)
 
 
-def verdict_of(settings: HitRateDropSettings, detection: Detection | None, now: datetime) -> Verdict:
-    """A detection as the verdict of a rule."""
+def finding_of(settings: HitRateDropSettings, detection: Detection | None, now: datetime) -> Finding[DropEvidence]:
+    """A detection as the finding of a rule."""
     if detection is None or (now - detection.at).total_seconds() > 2 * settings.step_s:
         return no_data(Reason.NO_READINGS)
-    figures = _figures(detection)
+    evidence = _evidence(detection)
     if detection.level is None:
-        return no_data(Reason.LITTLE_HISTORY, **figures)
+        return no_data(Reason.LITTLE_HISTORY, evidence)
     is_little = detection.requests < settings.min_requests or detection.prompt < settings.min_tokens
     if detection.ratio is None or is_little:
-        return no_data(Reason.LITTLE_TRAFFIC, **figures)
+        return no_data(Reason.LITTLE_TRAFFIC, evidence)
     limit = detection.level - settings.drop_points * POINT
     is_breach = detection.state is State.DOWN
-    return below_limit(detection.ratio, limit, is_breach=is_breach, baseline=detection.level, figures=figures)
+    return below_limit(detection.ratio, limit, evidence, is_breach=is_breach, baseline=detection.level)
 
 
-def _figures(detection: Detection) -> dict[str, Any]:
+def _evidence(detection: Detection) -> DropEvidence:
     groups = [group for group in detection.groups if group.contribution > MIN_PART * max(detection.shortfall, 0.0)]
-    return {
-        "requests": detection.requests,
-        "tokens": detection.prompt,
-        "onset": _iso(detection.change_point),
-        "level_since": _iso(detection.since),
-        "steady_until": _iso(detection.steady_until),
-        "comparable_since": _iso(detection.comparable_since),
-        "worsened": detection.worsened,
-        "drop_points": round(detection.shortfall / POINT, 2),
-        "share_ratio": round(min(sum(group.share_now for group in groups), 1.0), 4) if detection.groups else None,
-        "groups": [_group_figures(group) for group in groups],
-        "score": round(detection.score, 3),
-        "noise_points": None if detection.noise is None else round(detection.noise / POINT, 2),
-        "mix_points": round(detection.mix / POINT, 2),
-        "mix_since": _iso(detection.mix_since),
-        "mix_groups": [
-            {"name": share.group, "baseline_ratio": round(share.usual, 4), "share_ratio": round(share.current, 4)}
+    return DropEvidence(
+        requests=detection.requests,
+        tokens=detection.prompt,
+        onset=_whole_second(detection.change_point),
+        level_since=_whole_second(detection.since),
+        steady_until=_whole_second(detection.steady_until),
+        comparable_since=_whole_second(detection.comparable_since),
+        worsened=detection.worsened,
+        drop_points=round(detection.shortfall / POINT, 2),
+        share_ratio=round(min(sum(group.share_now for group in groups), 1.0), 4) if detection.groups else None,
+        groups=tuple(
+            GroupLoss(
+                group.group,
+                round(group.share_now, 4),
+                round(group.level, 4),
+                round(group.ratio, 4),
+                round((group.level - group.ratio) / POINT, 2),
+            )
+            for group in groups
+        ),
+        score=round(detection.score, 3),
+        noise_points=None if detection.noise is None else round(detection.noise / POINT, 2),
+        mix_points=round(detection.mix / POINT, 2),
+        mix_since=_whole_second(detection.mix_since),
+        mix_groups=tuple(
+            MixShare(share.group, round(share.usual, 4), round(share.current, 4))
             for share in detection.shares[:NAMED_GROUPS]
-        ],
-    }
+        ),
+    )
 
 
-def _group_figures(group: GroupShortfall) -> dict[str, Any]:
-    return {
-        "name": group.group,
-        "share_ratio": round(group.share_now, 4),
-        "baseline_ratio": round(group.level, 4),
-        "value_ratio": round(group.ratio, 4),
-        "drop_points": round((group.level - group.ratio) / POINT, 2),
-    }
+def _whole_second(at: datetime | None) -> datetime | None:
+    return None if at is None else at.replace(microsecond=0)
 
 
-def _iso(at: datetime | None) -> str | None:
-    return None if at is None else at.isoformat(timespec="seconds")
-
-
-def _window_of(verdict: Verdict, now: datetime) -> WindowSum:
+def _window_of(finding: Finding[DropEvidence], now: datetime) -> WindowSum:
     """The time since the change point as one window, at the traffic mix before it."""
-    tokens, change_point = verdict.figures.get("tokens"), verdict.figures.get("onset")
-    hits = None if verdict.value is None or tokens is None else verdict.value * tokens
-    start = datetime.fromisoformat(change_point) if change_point else now
-    return WindowSum(start, tokens, hits, verdict.figures.get("requests"))
+    evidence = finding.evidence
+    hits = None if finding.value is None or evidence.tokens is None else finding.value * evidence.tokens
+    return WindowSum(evidence.onset or now, evidence.tokens, hits, evidence.requests)
 
 
-def _evaluate_window(settings: HitRateDropSettings, verdict: Verdict, window: WindowSum) -> Verdict:
-    """The verdict on the same drop with another hit rate since its change point."""
-    if verdict.baseline is None or window.ratio is None or verdict.limit is None:
-        return verdict
-    is_breach = verdict.baseline - window.ratio >= ALARM_SHARE * settings.drop_points * POINT
-    return below_limit(
-        window.ratio, verdict.limit, is_breach=is_breach, baseline=verdict.baseline, figures=verdict.figures
-    )
+def _evaluate_window(
+    settings: HitRateDropSettings, finding: Finding[DropEvidence], window: WindowSum
+) -> Finding[DropEvidence]:
+    """The finding on the same drop with another hit rate since its change point."""
+    if finding.baseline is None or window.ratio is None or finding.limit is None:
+        return finding
+    is_breach = finding.baseline - window.ratio >= ALARM_SHARE * settings.drop_points * POINT
+    return below_limit(window.ratio, finding.limit, finding.evidence, is_breach=is_breach, baseline=finding.baseline)
 
 
-def _summarize(scope: Scope, _: HitRateDropSettings, verdict: Verdict) -> str:
-    if verdict.value is None or verdict.baseline is None:
+def _summarize(scope: Scope, _: HitRateDropSettings, finding: Finding[DropEvidence]) -> str:
+    if finding.value is None or finding.baseline is None:
         return f"Hit rate of {scope} dropped."
-    points = (verdict.baseline - verdict.value) * 100
+    points = (finding.baseline - finding.value) * 100
     return (
-        f"Hit rate of {scope} is {percent(verdict.value)}, {points:.1f} points below its baseline "
-        f"of {percent(verdict.baseline)}{_since(verdict.figures)}."
+        f"Hit rate of {scope} is {percent(finding.value)}, {points:.1f} points below its baseline "
+        f"of {percent(finding.baseline)}{_since(finding.evidence)}."
     )
 
 
-def _since(figures: Mapping[str, Any]) -> str:
+def _since(evidence: DropEvidence) -> str:
     """When the drop began, and in which task groups."""
-    change_point = figures.get("onset")
-    word = "after a second fall at" if figures.get("worsened") else "since"
-    since = f" {word} {datetime.fromisoformat(change_point):%H:%M:%S} UTC" if change_point else ""
-    names = [group["name"] or "no task group" for group in figures.get("groups") or ()]
+    word = "after a second fall at" if evidence.worsened else "since"
+    since = f" {word} {evidence.onset:%H:%M:%S} UTC" if evidence.onset else ""
+    names = [group.name or "no task group" for group in evidence.groups]
     if names in ([], ["no task group"]):
         return since
     more = f" and {len(names) - NAMED_GROUPS} more" if len(names) > NAMED_GROUPS else ""
-    return f"{since}, in {', '.join(names[:NAMED_GROUPS])}{more} ({percent(figures.get('share_ratio'))} of the tokens)"
+    return f"{since}, in {', '.join(names[:NAMED_GROUPS])}{more} ({percent(evidence.share_ratio)} of the tokens)"
 
 
 HIT_RATE_DROP = Kind(
     name="hit_rate_drop",
-    label="Hit rate drop",
+    inhibited_by=(RuleKind.EVALUATOR_LAG, RuleKind.NO_DATA, RuleKind.REPLICA_DOWN),
     about="Compares the newest bins with what the same task groups reached since the last change: an improvement, a "
     "revision, a scale-out or a restart. A change of the traffic mix between task groups is reported as an event and "
     "is no drop. Gives no result where too little traffic would make it a guess.",

@@ -4,7 +4,7 @@ Theory of operation of ``prediction_gap``. Three hit rates of a replica can be k
 and the one that responses reported, both of the same responses, and the one by the engine's own counters of nearly the
 same requests. They are compared as on the replica's page (``metrics/rates.py``): the prediction with the responses that
 had one, and the engine with all responses, where routers have the responses of nearly all of its requests. A pair that
-is far apart means that placement relies on a wrong estimate, or that a counter is wrong. The verdict is that of the
+is far apart means that placement relies on a wrong estimate, or that a counter is wrong. The finding is that of the
 pair farthest apart.
 """
 
@@ -13,6 +13,17 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
+from telemetry.alerts.findings import (
+    POOL,
+    Evidence,
+    Finding,
+    Findings,
+    Reason,
+    TrafficEvidence,
+    above_limit,
+    below_limit,
+    no_data,
+)
 from telemetry.alerts.history_window import HistoryView, ReplicaStep, Source, WindowSum
 from telemetry.alerts.kinds.base import (
     ForS,
@@ -31,10 +42,9 @@ from telemetry.alerts.kinds.base import (
     no_result_reason,
     percent,
     setting,
-    traffic_figures,
 )
-from telemetry.alerts.verdict import POOL, Reason, Verdict, Verdicts, above_limit, below_limit, no_data
 from telemetry.metrics.rates import Agreement, EngineCounts, RouterCounts, compare
+from telemetry.models import RuleKind
 
 
 class HitRateFloorSettings(WindowSettings, frozen=True):
@@ -53,29 +63,29 @@ class HitRateFloorSettings(WindowSettings, frozen=True):
         return self.warm_up_s
 
 
-def _evaluate_floor(settings: HitRateFloorSettings, view: HistoryView, group: str) -> Verdicts:
+def _evaluate_floor(settings: HitRateFloorSettings, view: HistoryView, group: str) -> Findings:
     """Compare the newest window with the floor."""
     compare_window = partial(_compare_with_floor, settings)
-    verdict = compare_window(view.window(group))
-    return {POOL: verdict if group else mark_restarts(verdict, view, settings.warm_up_s, compare_window)}
+    finding = compare_window(view.window(group))
+    return {POOL: finding if group else mark_restarts(finding, view, settings.warm_up_s, compare_window)}
 
 
-def _compare_with_floor(settings: HitRateFloorSettings, window: WindowSum) -> Verdict:
-    figures = traffic_figures(window)
+def _compare_with_floor(settings: HitRateFloorSettings, window: WindowSum) -> Finding[TrafficEvidence]:
+    evidence = TrafficEvidence(window.requests, window.queries, window.accounted_ratio)
     if window.ratio is None or not has_traffic(window, settings):
-        return no_data(no_result_reason(window), **figures)
+        return no_data(no_result_reason(window), evidence)
     floor = settings.floor_ratio
-    return below_limit(window.ratio, floor, is_breach=window.ratio < floor, figures=figures)
+    return below_limit(window.ratio, floor, evidence, is_breach=window.ratio < floor)
 
 
-def _summarize_floor(scope: Scope, settings: HitRateFloorSettings, verdict: Verdict) -> str:
+def _summarize_floor(scope: Scope, settings: HitRateFloorSettings, finding: Finding[TrafficEvidence]) -> str:
     floor = percent(settings.floor_ratio)
-    return f"Hit rate of {scope} is {percent(verdict.value)}, below its floor of {floor}.{basis_text(verdict)}"
+    return f"Hit rate of {scope} is {percent(finding.value)}, below its floor of {floor}.{basis_text(finding.evidence)}"
 
 
 HIT_RATE_FLOOR = Kind(
     name="hit_rate_floor",
-    label="Hit rate floor",
+    inhibited_by=(RuleKind.EVALUATOR_LAG, RuleKind.NO_DATA, RuleKind.REPLICA_DOWN),
     about="Compares the hit rate with a fixed value: for a fleet whose cost or capacity was planned with one. It does "
     "not know what is usual; a drop that stays above the floor is detected by a Hit rate drop rule.",
     settings=HitRateFloorSettings,
@@ -100,11 +110,19 @@ class PredictionGapSettings(WindowSettings, frozen=True):
     keep_firing_s: KeepFiringS = 600.0
 
 
-def _evaluate_gap(settings: PredictionGapSettings, view: HistoryView, _: str) -> Verdicts:
+class GapEvidence(Evidence, frozen=True):
+    requests: float | None
+    between: tuple[str, str] | None = None  # "predicted" or "counted", and "delivered"
+    predicted: float | None = None
+    counted: float | None = None
+    delivered: float | None = None
+
+
+def _evaluate_gap(settings: PredictionGapSettings, view: HistoryView, _: str) -> Findings:
     """Compare the hit rates of each replica whose responses routers counted."""
     history = view.history
     return {
-        name: _gap_verdict(
+        name: _gap_finding(
             settings,
             view.responses(name) or RouterCounts(),
             _engine_counts(view.engine(name), is_decode=name not in history.hit_rate_replicas),
@@ -121,26 +139,29 @@ def _engine_counts(step: ReplicaStep | None, *, is_decode: bool) -> EngineCounts
     return EngineCounts(step.queries, step.hits, requests=step.requests, reports=reports, is_decode=is_decode)
 
 
-def _gap_verdict(settings: PredictionGapSettings, counts: RouterCounts, engine: EngineCounts) -> Verdict:
+def _gap_finding(settings: PredictionGapSettings, counts: RouterCounts, engine: EngineCounts) -> Finding[GapEvidence]:
     gap = compare(engine, counts, min_requests=max(settings.min_requests, 1.0))
     if gap.points is None or gap.rates is None:
         too_few = gap.agreement is Agreement.TOO_FEW
-        return no_data(Reason.LITTLE_TRAFFIC if too_few else Reason.NOT_REPORTED, requests=counts.requests)
-    name = "predicted" if gap.is_of_prediction else "counted"
-    figures = {"between": [name, "delivered"], name: gap.rates[0], "delivered": gap.rates[1]}
-    return above_limit(gap.points / 100, settings.gap_points / 100, "ratio", requests=counts.requests, **figures)
+        return no_data(Reason.LITTLE_TRAFFIC if too_few else Reason.NOT_REPORTED, GapEvidence(counts.requests))
+    compared, delivered = gap.rates
+    if gap.is_of_prediction:
+        evidence = GapEvidence(counts.requests, ("predicted", "delivered"), predicted=compared, delivered=delivered)
+    else:
+        evidence = GapEvidence(counts.requests, ("counted", "delivered"), counted=compared, delivered=delivered)
+    return above_limit(gap.points / 100, settings.gap_points / 100, "ratio", evidence)
 
 
-def _summarize_gap(scope: Scope, _: PredictionGapSettings, verdict: Verdict) -> str:
-    name, delivered = verdict.figures["between"]
-    source = "routers predict" if name == "predicted" else "the engine counts"
-    rates = f"{source} {percent(verdict.figures[name])}, responses report {percent(verdict.figures[delivered])}"
-    return f"Hit rates of {scope} disagree: {rates}."
+def _summarize_gap(scope: Scope, _: PredictionGapSettings, finding: Finding[GapEvidence]) -> str:
+    evidence = finding.evidence
+    source = "routers predict" if evidence.counted is None else "the engine counts"
+    compared = percent(evidence.predicted if evidence.counted is None else evidence.counted)
+    return f"Hit rates of {scope} disagree: {source} {compared}, responses report {percent(evidence.delivered)}."
 
 
 PREDICTION_GAP = Kind(
     name="prediction_gap",
-    label="Prediction gap",
+    inhibited_by=(RuleKind.EVALUATOR_LAG, RuleKind.NO_DATA, RuleKind.REPLICA_DOWN),
     about="Compares, for each replica, the hit rate that routers predicted, that responses reported, and that the "
     "engine counted, as its page does. A gap means that placement relies on a wrong estimate: a cache that was reset, "
     "a block size that is not the engine's, or a counter that does not count. Where more than a tenth of an engine's "

@@ -4,7 +4,7 @@ Theory of operation of ``ttft_objective``. The objective is a share of requests 
 seconds; the rest is the error budget. The burn rate is the share of late requests divided by the budget: a burn rate of
 1 uses the budget up exactly. A breach needs the burn rate in a long window, so that a short slowdown does not page, and
 in a short one, so that the alert resolves soon after its cause. The share is exact at an edge of the histogram, so the
-seconds are rounded to the nearest edge, which the verdict names.
+seconds are rounded to the nearest edge, which the finding names.
 Source: Beyer et al., "The Site Reliability Workbook", 2018, chapter 5: multiwindow, multi-burn-rate alerts.
 """
 
@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import Annotated
 
+from telemetry.alerts.findings import POOL, Evidence, Finding, Findings, Reason, Result, Timing, above_limit, no_data
 from telemetry.alerts.history_window import HistoryView, Source
 from telemetry.alerts.kinds.base import (
     ForS,
@@ -29,8 +30,8 @@ from telemetry.alerts.kinds.base import (
     percent,
     setting,
 )
-from telemetry.alerts.verdict import POOL, Reason, Result, Timing, Verdict, Verdicts, above_limit, no_data
 from telemetry.metrics.histograms import Buckets, merge
+from telemetry.models import RuleKind
 
 MIN_DAYS = 3  # with requests at the same time that are known
 
@@ -45,26 +46,31 @@ class ErrorRatioSettings(WindowSettings, frozen=True):
     keep_firing_s: KeepFiringS = 300.0
 
 
-def _evaluate_errors(settings: ErrorRatioSettings, view: HistoryView, group: str) -> Verdicts:
+class ErrorEvidence(Evidence, frozen=True):
+    requests: float
+    failed_requests: float
+
+
+def _evaluate_errors(settings: ErrorRatioSettings, view: HistoryView, group: str) -> Findings:
     """Compare the share of failed requests with its limit."""
     step = view.failures(group or None)
     if step is None:
         return {POOL: no_data(Reason.NO_READINGS)}
-    figures = {"requests": step.requests, "failed_requests": step.failed}
+    evidence = ErrorEvidence(step.requests, step.failed)
     if step.requests < max(settings.min_requests, 1):
-        return {POOL: no_data(Reason.LITTLE_TRAFFIC, **figures)}
-    return {POOL: above_limit(step.failed / step.requests, settings.most_ratio, "ratio", **figures)}
+        return {POOL: no_data(Reason.LITTLE_TRAFFIC, evidence)}
+    return {POOL: above_limit(step.failed / step.requests, settings.most_ratio, "ratio", evidence)}
 
 
-def _summarize_errors(scope: Scope, settings: ErrorRatioSettings, verdict: Verdict) -> str:
-    failed, requests = verdict.figures["failed_requests"], verdict.figures["requests"]
-    counts = f"{failed:.0f} of {requests:.0f} in {duration(settings.window_s)}"
-    return f"{percent(verdict.value)} of the requests to {scope} failed ({counts})."
+def _summarize_errors(scope: Scope, settings: ErrorRatioSettings, finding: Finding[ErrorEvidence]) -> str:
+    failed = f"{finding.evidence.failed_requests:.0f} of {finding.evidence.requests:.0f}"
+    counts = f"{failed} in {duration(settings.window_s)}"
+    return f"{percent(finding.value)} of the requests to {scope} failed ({counts})."
 
 
 ERROR_RATIO = Kind(
     name="error_ratio",
-    label="Error ratio",
+    inhibited_by=(RuleKind.EVALUATOR_LAG,),
     about="Compares failed requests with all requests, as routers count them: errors of replicas, and requests that no "
     "replica could accept. Client errors and cancelled requests are not failures.",
     settings=ErrorRatioSettings,
@@ -94,7 +100,7 @@ class TrafficVanishedSettings(WindowSettings, frozen=True):
         return None if self.window_s % 600 == 0 else ("window_s", "expected a multiple of 600")
 
 
-def _evaluate_traffic(settings: TrafficVanishedSettings, view: HistoryView, _: str) -> Verdicts:
+def _evaluate_traffic(settings: TrafficVanishedSettings, view: HistoryView, _: str) -> Findings:
     """Compare the requests with the fewest at the same time of the last seven days.
 
     The day a week ago must be known, so that a weekend is not compared with working days alone.
@@ -108,22 +114,22 @@ def _evaluate_traffic(settings: TrafficVanishedSettings, view: HistoryView, _: s
     usual = min(known)
     limit = settings.least_ratio * usual
     if requests.now > limit:
-        return {POOL: Verdict(Result.OK, Reason.WITHIN, requests.now, limit, usual, unit="count")}
+        return {POOL: Finding(Result.OK, Reason.WITHIN, requests.now, limit, usual, unit="count")}
     if usual < settings.min_requests:
         return {POOL: no_data(Reason.LITTLE_TRAFFIC)}
-    return {POOL: Verdict(Result.BREACH, Reason.BELOW, requests.now, limit, usual, unit="count")}
+    return {POOL: Finding(Result.BREACH, Reason.BELOW, requests.now, limit, usual, unit="count")}
 
 
-def _summarize_traffic(scope: Scope, settings: TrafficVanishedSettings, verdict: Verdict) -> str:
+def _summarize_traffic(scope: Scope, settings: TrafficVanishedSettings, finding: Finding[Evidence]) -> str:
     return (
-        f"Requests for {scope} have vanished: {verdict.value or 0:.0f} in the last {duration(settings.window_s)}, "
-        f"at least {verdict.baseline or 0:.0f} at this time of each of the last days."
+        f"Requests for {scope} have vanished: {finding.value or 0:.0f} in the last {duration(settings.window_s)}, "
+        f"at least {finding.baseline or 0:.0f} at this time of each of the last days."
     )
 
 
 TRAFFIC_VANISHED = Kind(
     name="traffic_vanished",
-    label="Traffic vanished",
+    inhibited_by=(RuleKind.EVALUATOR_LAG, RuleKind.ROUTER_LOST),
     about="Compares the requests of a pool, as routers count them, with the fewest at about the same time of the last "
     "seven days. A quiet night or weekend is usual; requests that stop reaching the routers are not: a load balancer, "
     "a DNS name or a client broke. No result in a pool's first week. There is no preview.",
@@ -182,19 +188,24 @@ class TtftObjectiveSettings(RuleSettings, frozen=True):
         return None
 
 
-def _evaluate_ttft(settings: TtftObjectiveSettings, view: HistoryView, group: str) -> Verdicts:
+class TtftEvidence(Evidence, frozen=True):
+    requests: int
+    late_short_ratio: float
+    edge_s: float
+
+
+def _evaluate_ttft(settings: TtftObjectiveSettings, view: HistoryView, group: str) -> Findings:
     """Compare the share of late requests in both windows with the limit."""
     long = _late(settings, view.first_tokens(group, round(settings.long_s / settings.short_s)))
     short = _late(settings, view.first_tokens(group, 1))
     if long is None or short is None:
         return {POOL: no_data(Reason.NO_READINGS)}
-    requests = long[1]
-    figures = {"requests": requests, "late_short_ratio": short[0], "edge_s": long[2]}
-    if requests < settings.min_requests or not short[1]:
-        return {POOL: no_data(Reason.LITTLE_TRAFFIC, **figures)}
+    evidence = TtftEvidence(requests=long[1], late_short_ratio=short[0], edge_s=long[2])
+    if evidence.requests < settings.min_requests or not short[1]:
+        return {POOL: no_data(Reason.LITTLE_TRAFFIC, evidence)}
     is_breach = min(long[0], short[0]) >= settings.late_ratio - 1e-9
     result, reason = (Result.BREACH, Reason.ABOVE) if is_breach else (Result.OK, Reason.WITHIN)
-    return {POOL: Verdict(result, reason, long[0], settings.late_ratio, figures=figures)}
+    return {POOL: Finding(result, reason, long[0], settings.late_ratio, evidence=evidence)}
 
 
 def _late(settings: TtftObjectiveSettings, parts: Sequence[Buckets]) -> tuple[float, int, float] | None:
@@ -208,9 +219,9 @@ def _late(settings: TtftObjectiveSettings, parts: Sequence[Buckets]) -> tuple[fl
     return late / merged.buckets.total, merged.buckets.total, edges[position]
 
 
-def _summarize_ttft(scope: Scope, settings: TtftObjectiveSettings, verdict: Verdict) -> str:
-    late = f"{percent(verdict.value)} of first tokens of {scope} came after {duration(settings.within_s)}"
-    burn_rate = (verdict.value or 0) / (1 - settings.objective_ratio)
+def _summarize_ttft(scope: Scope, settings: TtftObjectiveSettings, finding: Finding[TtftEvidence]) -> str:
+    late = f"{percent(finding.value)} of first tokens of {scope} came after {duration(settings.within_s)}"
+    burn_rate = (finding.value or 0) / (1 - settings.objective_ratio)
     return f"{late} in {duration(settings.long_s)}: burn rate of the error budget {burn_rate:.1f}."
 
 
@@ -223,7 +234,7 @@ def _ttft_condition(settings: TtftObjectiveSettings) -> str:
 
 TTFT_OBJECTIVE = Kind(
     name="ttft_objective",
-    label="TTFT objective",
+    inhibited_by=(RuleKind.EVALUATOR_LAG, RuleKind.NO_DATA),
     about="Watches an objective such as: 95 % of first tokens within a second. It fires when late responses use up the "
     "error budget several times too fast, over a long window and still over a short one. Seconds are rounded to the "
     "nearest edge of the histogram, where the share is exact. Routers time streamed responses; where none is streamed, "

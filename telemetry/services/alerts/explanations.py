@@ -13,6 +13,7 @@ from controlplane.isolation import isolated_items
 from controlplane.models import Event, PeriodicTask, PolicyRevision, Pool
 from controlplane.services.policies.lifecycle import clear_recovered, record_alert_cause
 from telemetry.alerts.kinds import KINDS
+from telemetry.alerts.kinds.hit_rate_drop import DropEvidence
 from telemetry.alerts.message import group_name
 from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import evaluate_rules, record_transition
@@ -200,16 +201,11 @@ def _drop_and_baseline(alert: Alert) -> tuple[datetime, Span]:
 
     The baseline ends where the last traffic before the drop ended: a night may lie between the two.
     """
-    window = timedelta(seconds=float(alert.detail.get("window_s") or 60))
-    start = _time(alert, "onset") or alert.started_at - window
-    end = min(_time(alert, "steady_until") or start, start)
+    window, drop = timedelta(seconds=float(alert.detail.get("window_s") or 60)), DropEvidence.read(alert.detail)
+    start = drop.onset or alert.started_at - window
+    end = min(drop.steady_until or start, start)
     earliest = end - BASELINE
-    return start, (min(max(earliest, _time(alert, "comparable_since") or earliest), end - MIN_BASELINE), end)
-
-
-def _time(alert: Alert, name: str) -> datetime | None:
-    text = alert.detail.get(name)
-    return datetime.fromisoformat(text) if text else None
+    return start, (min(max(earliest, drop.comparable_since or earliest), end - MIN_BASELINE), end)
 
 
 def evaluate_alerts(now: datetime) -> bool:
@@ -219,7 +215,7 @@ def evaluate_alerts(now: datetime) -> bool:
     """
     with advisory_lock(EVALUATE) as acquired:
         if acquired:
-            verdicts = evaluate_rules(now)
+            findings = evaluate_rules(now)
             explain_drops(now)
-            notify_due(now, verdicts)
+            notify_due(now, findings)
         return acquired

@@ -20,12 +20,11 @@ from psycopg.errors import QueryCanceled
 
 from controlplane.errors import InvalidError
 from controlplane.models import Pool
+from telemetry.alerts.findings import Action, Finding, Findings, OpenAlert, Result, Unit, next_action, worst_finding
 from telemetry.alerts.history import HistoryQuery, load_histories
 from telemetry.alerts.history_window import History, whole_steps
 from telemetry.alerts.kinds import KINDS, Kind, RuleSettings
-from telemetry.alerts.kinds.base import RESTARTED
 from telemetry.alerts.pipeline import watermark
-from telemetry.alerts.verdict import Action, OpenAlert, Result, Unit, Verdict, Verdicts, next_action, worst_verdict
 from telemetry.services.alerts.rules import group_of
 
 DAYS, MAX_DAYS = 7.0, 30.0
@@ -53,7 +52,7 @@ class Episode:
     subject: str
     started_at: datetime
     last_breach_at: datetime
-    worst: Verdict
+    worst: Finding[Any]
     fired_at: datetime | None = None  # None: pending
     ended_at: datetime | None = None  # None: still open
     is_suppressed: bool = True  # every breach was expected after a restart, so no notification would have been sent
@@ -71,35 +70,35 @@ class Replay:
     results: Counter[str] = field(default_factory=Counter)  # number of steps by result
     _open: dict[str, Episode] = field(default_factory=dict)  # by subject
 
-    def add(self, settings: RuleSettings, verdicts: Verdicts, now: datetime, step_s: float) -> None:
-        """Record the verdicts of one step and the actions that follow from them."""
-        for subject, verdict in verdicts.items():
-            self._add_verdict(settings, subject, verdict, now, step_s)
-        for subject in self._open.keys() - verdicts.keys():
+    def add(self, settings: RuleSettings, findings: Findings, now: datetime, step_s: float) -> None:
+        """Record the findings of one step and the actions that follow from them."""
+        for subject, finding in findings.items():
+            self._add_finding(settings, subject, finding, now, step_s)
+        for subject in self._open.keys() - findings.keys():
             self._open.pop(subject).ended_at = now
-        if verdicts:
-            worst = worst_verdict(verdicts)
+        if findings:
+            worst = worst_finding(findings)
             self.results[worst.result] += 1
             value = None if worst.result is Result.NO_DATA else worst.value
             self.points.append(Point(now, value, worst.limit, worst.unit))
 
-    def _add_verdict(
-        self, settings: RuleSettings, subject: str, verdict: Verdict, now: datetime, step_s: float
+    def _add_finding(
+        self, settings: RuleSettings, subject: str, finding: Finding[Any], now: datetime, step_s: float
     ) -> None:
         episode = self._open.get(subject)
         state = OpenAlert(episode.fired_at is not None, episode.started_at, episode.last_breach_at) if episode else None
-        action = next_action(settings.timing, verdict.result, state, now)
+        action = next_action(settings.timing, finding.result, state, now)
         if action in {Action.OPEN, Action.OPEN_FIRING}:
-            episode = self._open[subject] = Episode(subject, now, now, verdict)
+            episode = self._open[subject] = Episode(subject, now, now, finding)
             if settings.timing.for_s < step_s:  # an evaluation would have fired it before the next step
                 episode.fired_at = now + timedelta(seconds=settings.timing.for_s)
                 self.episodes.append(episode)
         if episode is None:
             return
-        if verdict.result is Result.BREACH:
+        if finding.result is Result.BREACH:
             episode.last_breach_at = now
-            episode.worst = worst_verdict({"worst": episode.worst, "this": verdict})
-            episode.is_suppressed = episode.is_suppressed and RESTARTED in verdict.figures
+            episode.worst = worst_finding({"worst": episode.worst, "this": finding})
+            episode.is_suppressed = episode.is_suppressed and finding.explained_by is not None
         if action is Action.FIRE:
             episode.fired_at = now
             self.episodes.append(episode)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
+from telemetry.alerts.findings import Finding, Findings
 from telemetry.alerts.history_window import History, ReplicaStep, WindowSum
 from telemetry.alerts.kinds import KINDS
-from telemetry.alerts.verdict import Verdict, Verdicts
 from tests.telemetry.conftest import T0
 
 
@@ -34,11 +34,11 @@ def past(step_s: float, *, count: int = 1, replicas: tuple[str, ...] = ("r1", "r
     )
 
 
-def evaluated(kind: str, history: History, group: str = "", **settings: Any) -> Verdicts:
-    """Verdicts of a kind at the end of a history."""
+def evaluated(kind: str, history: History, group: str = "", **settings: Any) -> Findings:
+    """Findings of a kind at the end of a history."""
     return KINDS[kind].evaluate(KINDS[kind].read(settings), history.at(history.count - 1), group)
 
 
-def only(verdicts: Verdicts) -> Verdict:
-    (verdict,) = verdicts.values()
-    return verdict
+def only(findings: Findings) -> Finding:
+    (finding,) = findings.values()
+    return finding

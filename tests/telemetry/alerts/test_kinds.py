@@ -1,23 +1,25 @@
 """Rule kinds other than hit_rate_drop: which histories breach, which are OK, and which give no data."""
 
 from dataclasses import replace
+from importlib import import_module
+from pkgutil import iter_modules
 
 import pytest
 
 from controlplane.errors import InvalidError
+from telemetry.alerts import kinds
+from telemetry.alerts.findings import Reason, Result
 from telemetry.alerts.history_window import CacheStep, ControlPlaneState, PressureStep, SemanticCacheState
 from telemetry.alerts.kinds import KINDS, Scope
-from telemetry.alerts.verdict import Reason, Result
 from telemetry.metrics.histograms import Buckets
 from telemetry.metrics.rates import RouterCounts
-from telemetry.models import RuleKind
 from tests.telemetry.alerts.histories import FAILED, evaluated, only, past, step, window
 
 BREACH, OK, NO_DATA = Result.BREACH, Result.OK, Result.NO_DATA
 
 
-def results(verdicts):
-    return {subject: (verdict.result, verdict.reason) for subject, verdict in verdicts.items()}
+def results(findings):
+    return {subject: (finding.result, finding.reason) for subject, finding in findings.items()}
 
 
 @pytest.mark.parametrize(
@@ -72,10 +74,10 @@ def test_two_hit_rates_more_than_five_points_apart_are_a_gap(responses, engine, 
     """H17"""
     history = past(300, replicas=("r1",), responses={"r1": [responses]}, engines={"r1": [engine]})
 
-    verdict = only(evaluated("prediction_gap", history))
+    finding = only(evaluated("prediction_gap", history))
 
-    assert verdict.result is expected
-    assert verdict.figures.get("between", [None])[0] == between
+    assert finding.result is expected
+    assert finding.figures().get("between") == (between and (between, "delivered"))
 
 
 def test_counters_of_a_decode_replica_are_not_compared():
@@ -111,9 +113,9 @@ def test_ttft_objective_breaches_when_both_windows_burn(before, now, expected):
 
 def test_late_share_is_exact_at_a_named_histogram_edge():
     history = past(300, count=12, first_tokens={"": [late(0.5)] * 12})
-    verdict = only(evaluated("ttft_objective", history, within_s=0.9))
+    finding = only(evaluated("ttft_objective", history, within_s=0.9))
 
-    assert (verdict.value, verdict.figures["edge_s"]) == (0.5, 1.0)
+    assert (finding.value, finding.evidence.edge_s) == (0.5, 1.0)
     assert only(evaluated("ttft_objective", past(300, count=12))).reason is Reason.NO_READINGS
 
 
@@ -148,41 +150,41 @@ def test_a_replica_is_down_when_every_attempted_scrape_failed():
     engines = {"r1": [step(), FAILED, FAILED], "r2": [step(), step(), None], "r3": [step(), step(), step(failed=True)]}
     history = past(30, count=3, replicas=("r1", "r2", "r3"), engines=engines)
 
-    verdicts = evaluated("replica_down", history)
+    findings = evaluated("replica_down", history)
 
-    assert results(verdicts) == {
+    assert results(findings) == {
         "r1": (BREACH, Reason.SCRAPES_FAIL),
         "r2": (NO_DATA, Reason.NO_READINGS),
         "r3": (OK, Reason.WITHIN),
     }
-    assert (verdicts["r1"].value, verdicts["r1"].unit) == (60.0, "seconds")
+    assert (findings["r1"].value, findings["r1"].unit) == (60.0, "seconds")
 
 
 def test_a_new_replica_is_down_after_enough_failed_scrapes():
     engines = {"new": [None, None, FAILED], "old": [None, FAILED, FAILED]}
     history = past(30, count=3, replicas=("new", "old"), engines=engines)
 
-    verdicts = evaluated("replica_down", history)
+    findings = evaluated("replica_down", history)
 
-    assert results(verdicts) == {"new": (NO_DATA, Reason.SCRAPES_FAIL), "old": (BREACH, Reason.SCRAPES_FAIL)}
+    assert results(findings) == {"new": (NO_DATA, Reason.SCRAPES_FAIL), "old": (BREACH, Reason.SCRAPES_FAIL)}
     kind = KINDS["replica_down"]
-    assert kind.summarize(Scope("chat", "", "old"), kind.read({}), verdicts["old"]).endswith("for more than 30 s.")
+    assert kind.summarize(Scope("chat", "", "old"), kind.read({}), findings["old"]).endswith("for more than 30 s.")
 
 
 def test_kv_pressure_is_usage_or_preemptions():
     full, pushed = PressureStep(0.96, 0), PressureStep(0.5, 30)
     unknown = PressureStep(None, None)
     pressure = {"r1": [full], "r2": [pushed], "r3": [PressureStep(0.94, 29)], "r4": [unknown]}
-    verdicts = evaluated("kv_pressure", past(300, replicas=("r1", "r2", "r3", "r4", "r5"), pressure=pressure))
+    findings = evaluated("kv_pressure", past(300, replicas=("r1", "r2", "r3", "r4", "r5"), pressure=pressure))
 
-    assert results(verdicts) == {
+    assert results(findings) == {
         "r1": (BREACH, Reason.ABOVE),
         "r2": (BREACH, Reason.ABOVE),
         "r3": (OK, Reason.WITHIN),
         "r4": (NO_DATA, Reason.NOT_REPORTED),
         "r5": (NO_DATA, Reason.NO_READINGS),
     }
-    assert (verdicts["r2"].value, verdicts["r2"].unit) == (6.0, "count")
+    assert (findings["r2"].value, findings["r2"].unit) == (6.0, "count")
 
 
 @pytest.mark.parametrize(
@@ -214,10 +216,10 @@ def test_skew_is_the_busiest_active_replica_over_the_mean(requests, active, expe
 def test_a_store_is_down_by_the_router_that_lacks_it_longest(stores, has_cache, expected, affected):
     history = past(300, cache_stores=stores, has_response_cache=has_cache)
 
-    verdicts = evaluated("cache_store_down", history)
+    findings = evaluated("cache_store_down", history)
 
-    assert results(verdicts) == {"": expected}
-    assert only(verdicts).figures.get("routers") == affected
+    assert results(findings) == {"": expected}
+    assert only(findings).figures().get("routers") == affected
 
 
 def shares(*ratios, requests=300):
@@ -271,25 +273,25 @@ def test_rollout_stuck_compares_the_time_that_routers_are_behind(control, expect
     ],
 )
 def test_routers_apart_compares_the_peers_of_each_router_with_the_others(peers, expected, apart):
-    verdicts = evaluated("routers_apart", past(60, control=ControlPlaneState(routers=3, peers=peers)))
+    findings = evaluated("routers_apart", past(60, control=ControlPlaneState(routers=3, peers=peers)))
 
-    assert results(verdicts) == {"": expected}
-    assert only(verdicts).figures.get("routers") == apart
+    assert results(findings) == {"": expected}
+    assert only(findings).figures().get("routers") == apart
 
 
 def test_evaluator_lag_reports_missing_scrapes_and_late_evaluations():
     quiet = past(15, count=4, engines={"r1": [step(), step(), None, None], "r2": [FAILED, None, None, None]})
-    verdict = only(evaluated("evaluator_lag", quiet))
-    assert (verdict.result, verdict.value, verdict.figures["what"]) == (BREACH, 30.0, "scraped")
+    finding = only(evaluated("evaluator_lag", quiet))
+    assert (finding.result, finding.value, finding.evidence.what) == (BREACH, 30.0, "scraped")
 
     failing = past(15, count=1, engines={"r1": [FAILED]})
     assert only(evaluated("evaluator_lag", failing)).result is OK  # somebody tries
 
     late_rules = ControlPlaneState(since_evaluation_s=40.04321)
-    verdict = only(evaluated("evaluator_lag", past(15, engines={"r1": [step()]}, control=late_rules)))
-    assert (verdict.result, verdict.value, verdict.figures["what"]) == (BREACH, 40.04321, "evaluated")
+    finding = only(evaluated("evaluator_lag", past(15, engines={"r1": [step()]}, control=late_rules)))
+    assert (finding.result, finding.value, finding.evidence.what) == (BREACH, 40.04321, "evaluated")
     kind = KINDS["evaluator_lag"]
-    assert "not evaluated for 40 s:" in kind.summarize(Scope("chat"), kind.read({}), verdict)
+    assert "not evaluated for 40 s:" in kind.summarize(Scope("chat"), kind.read({}), finding)
 
     assert only(evaluated("evaluator_lag", past(15, count=3, engines={}))).result is NO_DATA  # it never began
 
@@ -317,19 +319,19 @@ def test_a_semantic_cache_breaches_where_routers_stopped_serving():
         "shadow": SemanticCacheState(0.98, 0.6, 500),
         "new": SemanticCacheState(0.98),
     }
-    verdict = only(evaluated("semantic_cache_precision", past(60, semantic_caches=caches)))
-    assert (verdict.result, verdict.value, verdict.limit) == (OK, 0.6, None)
+    finding = only(evaluated("semantic_cache_precision", past(60, semantic_caches=caches)))
+    assert (finding.result, finding.value, finding.limit) == (OK, 0.6, None)
     caches["bad"] = SemanticCacheState(0.95, 0.94, 200, ("router-1", "router-2"))
     caches["worse"] = SemanticCacheState(0.9, 0.8, 200, ("router-2",))
     history = past(60, semantic_caches=caches)
-    verdict = only(evaluated("semantic_cache_precision", history))
-    assert (verdict.result, verdict.value, verdict.limit, verdict.figures["group"]) == (BREACH, 0.8, 0.9, "worse")
+    finding = only(evaluated("semantic_cache_precision", history))
+    assert (finding.result, finding.value, finding.limit, finding.evidence.group) == (BREACH, 0.8, 0.9, "worse")
     assert only(evaluated("semantic_cache_precision", history, "bad")).value == 0.94
     assert only(evaluated("semantic_cache_precision", history, "good")).result is OK
     assert only(evaluated("semantic_cache_precision", history, "new")).reason is Reason.LITTLE_TRAFFIC
     assert only(evaluated("semantic_cache_precision", history, "none")).reason is Reason.NOT_REPORTED
     kind = KINDS["semantic_cache_precision"]
-    assert kind.summarize(Scope("chat"), kind.read({}), verdict) == (
+    assert kind.summarize(Scope("chat"), kind.read({}), finding) == (
         "The semantic cache of task group worse (pool chat) stopped serving a caller at router-2: "
         "80.0 % of the latest checks were right, below the limit of 90.0 %."
     )
@@ -337,11 +339,13 @@ def test_a_semantic_cache_breaches_where_routers_stopped_serving():
 
 
 def test_every_rule_kind_is_implemented_and_described():
-    assert set(KINDS) == set(RuleKind.values)
+    modules = [import_module(f"telemetry.alerts.kinds.{found.name}") for found in iter_modules(kinds.__path__)]
+    defined = {kind.name for module in modules for kind in vars(module).values() if isinstance(kind, kinds.Kind)}
+    assert defined == set(KINDS)
     for kind in KINDS.values():
         assert kind.about.endswith(".")
+        assert set(kind.inhibited_by) < set(KINDS)
         assert kind.condition(kind.read({}))
-        assert KINDS[kind.name].label == RuleKind(kind.name).label
 
 
 def test_every_summary_is_a_sentence_that_names_the_pool():
@@ -363,8 +367,8 @@ def test_every_summary_is_a_sentence_that_names_the_pool():
     }
     for name, history in cases.items():
         kind = KINDS[name]
-        subject, verdict = next(pair for pair in evaluated(name, history).items() if pair[1].result is BREACH)
-        summary = kind.summarize(Scope("chat", "", subject), kind.read({}), verdict)
+        subject, finding = next(pair for pair in evaluated(name, history).items() if pair[1].result is BREACH)
+        summary = kind.summarize(Scope("chat", "", subject), kind.read({}), finding)
         assert summary.endswith((".", "x.")), summary
         assert "chat" in summary or name in {"rollout_stuck", "routers_apart"}, summary
         assert "None" not in summary, summary
@@ -374,8 +378,8 @@ def test_a_task_group_s_summary_has_the_share_of_responses_measured():
     part = replace(window(0.2), accounted_ratio=0.4)
     settings = KINDS["hit_rate_floor"].read({})
     where = Scope(pool="chat", group="coding")
-    verdict = only(evaluated("hit_rate_floor", past(300, windows={"coding": [part]}), "coding"))
+    finding = only(evaluated("hit_rate_floor", past(300, windows={"coding": [part]}), "coding"))
 
-    assert KINDS["hit_rate_floor"].summarize(where, settings, verdict).endswith(" Measured on 40.0 % of the responses.")
+    assert KINDS["hit_rate_floor"].summarize(where, settings, finding).endswith(" Measured on 40.0 % of the responses.")
     whole = only(evaluated("hit_rate_floor", past(300, windows={"": [window(0.2)]})))
     assert "Measured on" not in KINDS["hit_rate_floor"].summarize(Scope(pool="chat"), settings, whole)

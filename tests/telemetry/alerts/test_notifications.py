@@ -14,11 +14,11 @@ from controlplane.services.fleet.pools import create_pool, create_project, remov
 from controlplane.services.fleet.task_groups import create_task_group, remove_task_group
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from telemetry.alerts import notifications
+from telemetry.alerts.findings import Finding, Reason, Restarts, Result
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import alert_labels
-from telemetry.alerts.notifications import INHIBITED_BY, notify_due
+from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import resolve
-from telemetry.alerts.verdict import ENDED, Reason, Result, Verdict
 from telemetry.channels.enqueue import enqueue_missed
 from telemetry.channels.message_text import lines
 from telemetry.models import Alert, AlertRule, Notification
@@ -30,7 +30,8 @@ from tests.telemetry.conftest import T0
 
 pytestmark = pytest.mark.django_db
 HOUR = timedelta(hours=1)
-BROKEN = Verdict(Result.BREACH, Reason.BELOW, 0.1, 0.6)
+INHIBITING = ("evaluator_lag", "no_data", "router_lost", "cache_store_down", "replica_down")
+BROKEN = Finding(Result.BREACH, Reason.BELOW, 0.1, 0.6)
 
 
 def at(seconds):
@@ -237,18 +238,19 @@ def test_a_silence_preview_lists_the_matching_alerts(pool):
     assert matching_alerts(matchers, project=pool.project, candidates=candidates) == [drop]
 
 
-@pytest.mark.parametrize("source", INHIBITED_BY)
+@pytest.mark.parametrize("source", INHIBITING)
 def test_an_inhibiting_alert_suppresses_notifications(pool, channel, source):
     other = create_pool("other", models=["m"])
     alerts = {kind: firing(pool, kind) for kind in KINDS}
     elsewhere = firing(other)
-    for kind in INHIBITED_BY.keys() - {source}:
+    for kind in set(INHIBITING) - {source}:
         resolve(fresh(alerts.pop(kind)), at(1))
 
     notify_due(at(10))
 
     suppressed = {kind for kind, alert in alerts.items() if fresh(alert).suppression}
-    assert suppressed == INHIBITED_BY[source] & alerts.keys()
+    assert suppressed == {kind for kind in alerts if source in KINDS[kind].inhibited_by}
+    assert suppressed
     assert fresh(elsewhere).suppression is None
     resolve(fresh(alerts[source]), at(20))
     notify_due(at(21), {alert.pk: BROKEN for alert in alerts.values()})
@@ -261,8 +263,8 @@ def test_an_inhibited_alert_is_notified_only_after_a_new_breach(pool, channel, r
     notify_due(at(10), {drop.pk: BROKEN})
     resolve(fresh(down), at(20))
 
-    notify_due(at(21), {drop.pk: Verdict(result, Reason.LITTLE_TRAFFIC)})
-    notify_due(at(26))  # no verdict this time
+    notify_due(at(21), {drop.pk: Finding(result, Reason.LITTLE_TRAFFIC)})
+    notify_due(at(26))  # no finding this time
     assert (fresh(drop).notified_at, fresh(drop).suppression["by"]) == (None, down.pk)
 
     notify_due(at(31), {drop.pk: BROKEN})
@@ -272,7 +274,7 @@ def test_an_inhibited_alert_is_notified_only_after_a_new_breach(pool, channel, r
 
 def test_an_ejection_that_ended_with_an_outage_is_not_notified_after_it(pool, channel):
     down, ejected = (firing(pool, kind, subject="r1") for kind in ("replica_down", "replica_ejected"))
-    long_ago, going_on = (replace(BROKEN, figures={ENDED: is_over}) for is_over in (True, False))
+    long_ago, going_on = (replace(BROKEN, has_ended=is_over) for is_over in (True, False))
     notify_due(at(10), {ejected.pk: going_on})
     resolve(fresh(down), at(20))
 
@@ -285,7 +287,7 @@ def test_an_ejection_that_ended_with_an_outage_is_not_notified_after_it(pool, ch
 
 def test_an_ended_ejection_without_an_outage_is_notified(pool, channel):
     ejected = firing(pool, "replica_ejected", subject="r1")
-    notify_due(at(10), {ejected.pk: replace(BROKEN, figures={ENDED: True})})
+    notify_due(at(10), {ejected.pk: replace(BROKEN, has_ended=True)})
     assert fresh(ejected).notified_at == at(10)
 
 
@@ -334,10 +336,9 @@ def test_a_down_replica_inhibits_its_own_prediction_gap_only(pool, channel):
 def test_a_restarted_replica_s_drop_is_suppressed_during_warm_up(pool, channel):
     """H18"""
     alert = firing(pool)
-    cold = {"restarted": ["r1"], "warm_at": at(300).isoformat()}
-    notify_due(at(10), {alert.pk: Verdict(Result.BREACH, Reason.BELOW, 0.1, 0.6, figures=cold)})
+    notify_due(at(10), {alert.pk: replace(BROKEN, explained_by=Restarts(("r1",), at(300)))})
     assert fresh(alert).suppression["reason"] == "restart"
-    notify_due(at(15))  # no verdict this time
+    notify_due(at(15))  # no finding this time
     assert fresh(alert).suppression["reason"] == "restart"
     notify_due(at(20), {alert.pk: BROKEN})  # it is no longer its alone
     assert sent() == [("firing", 1)]

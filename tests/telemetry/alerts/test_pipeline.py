@@ -11,10 +11,10 @@ from controlplane.models import Event, ReplicaState
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica, set_replica_state
 from telemetry.alerts import pipeline
+from telemetry.alerts.findings import Result
 from telemetry.alerts.history import requests_around
 from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import last_evaluation
-from telemetry.alerts.verdict import Result
 from telemetry.models import Alert, AlertHistoryEntry, AlertRule, AlertState, Notification
 from telemetry.services.alerts import rules
 from telemetry.services.alerts.explanations import evaluate_alerts

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.alerts.verdict import Action, OpenAlert, Result, Timing, next_action
+from telemetry.alerts.findings import Action, OpenAlert, Result, Timing, next_action
 from tests.telemetry.conftest import T0
 
 TIMING = Timing(for_s=10, keep_firing_s=60, confirm_s=60)

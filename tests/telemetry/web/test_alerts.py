@@ -7,9 +7,9 @@ from django.db.models import F
 from controlplane.models import RoutingPolicy
 from controlplane.schema_fields import settings_of
 from controlplane.services.fleet.pools import create_pool
+from telemetry.alerts.findings import Reason, Result, Verdict, no_data
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import describe
-from telemetry.alerts.verdict import Reason, Result, Verdict, no_data
 from telemetry.models import Alert, AlertRule, AlertState, RouterReading, Silence
 from telemetry.services.alerts.rules import create_rule, ensure_default_rules
 from telemetry.services.notifications.channels import create_channel, update_channel

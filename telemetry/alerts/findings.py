@@ -1,4 +1,4 @@
-"""The result of evaluating a rule, and the state machine of its alert: none -> pending -> firing -> resolved. Pure.
+"""What the evaluation of a rule finds, and the state machine of its alert: none -> pending -> firing -> resolved. Pure.
 
 A result is OK, BREACH or NO_DATA. NO_DATA (too little traffic, too little history, failed scrapes) opens no alert and
 resolves none that fires.
@@ -6,15 +6,15 @@ resolves none that fires.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
 
 Unit = Literal["ratio", "seconds", "count"]
 POOL = ""  # the subject of an alert about the pool, or the task group, as a whole
-ENDED = "over"  # figure: what broke the limit has ended, and still counts within the rule's window
 
 
 class Result(StrEnum):
@@ -44,9 +44,34 @@ class Reason(StrEnum):
     NOT_STORED = "not_stored"  # the rule looks at current state of which no history is stored
 
 
+class Evidence(msgspec.Struct, frozen=True):
+    """What else a kind of rule knows: requests, tokens, routers ... Each kind has its own, which rows and REST show."""
+
+
+class TrafficEvidence(Evidence, frozen=True):
+    """The traffic that a hit rate is measured on."""
+
+    requests: float | None = None
+    tokens: float | None = None
+    accounted_ratio: float | None = None  # of a task group: share of the responses that reported cached tokens
+
+
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """A result with its reason and figures; ``value``, ``limit`` and ``baseline`` are in ``unit``."""
+class Restarts:
+    """Replicas whose restart or absence alone explains a drop, so that it is not notified."""
+
+    replicas: tuple[str, ...]
+    warm_at: datetime  # until when they explain it
+    without: Result | None = None  # the result without these replicas; None: not evaluated
+
+
+E_co = TypeVar("E_co", bound=Evidence, covariant=True)
+NO_EVIDENCE = Evidence()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding(Generic[E_co]):
+    """What one evaluation finds about one subject; ``value``, ``limit`` and ``baseline`` are in ``unit``."""
 
     result: Result
     reason: Reason
@@ -54,44 +79,56 @@ class Verdict:
     limit: float | None = None
     baseline: float | None = None
     unit: Unit = "ratio"
-    figures: Mapping[str, Any] = field(default_factory=dict)  # what else is known: requests, tokens, windows ...
+    evidence: E_co = NO_EVIDENCE  # type: ignore[assignment]  # a breach has that of its kind
+    has_ended: bool = False  # what broke the limit has ended, and still counts within the rule's window
+    explained_by: Restarts | None = None
+
+    def figures(self) -> dict[str, Any]:
+        """The evidence, and what suppresses a notification, as JSON."""
+        values: dict[str, Any] = msgspec.to_builtins(self.evidence, builtin_types=(datetime,))
+        figures = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()}
+        if self.has_ended:
+            figures["over"] = True
+        if self.explained_by:
+            warm_at = self.explained_by.warm_at.isoformat()
+            figures |= {"restarted": list(self.explained_by.replicas), "warm_at": warm_at}
+        return figures
 
     def as_json(self) -> dict[str, Any]:
         """The form that the rule's row stores and REST shows."""
-        return asdict(self)
+        names = ("result", "reason", "value", "limit", "baseline", "unit")
+        return {name: getattr(self, name) for name in names} | {"figures": self.figures()}
 
 
-Verdicts = dict[str, Verdict]  # by subject: a replica's name, or POOL
+Findings = dict[str, Finding[Any]]  # by subject: a replica's name, or POOL
 _ORDER = (Result.BREACH, Result.NO_DATA, Result.OK)
 
 
-def worst_verdict(verdicts: Verdicts) -> Verdict:
-    """The verdict shown for the rule: a breach first, the one farthest beyond its limit first."""
-    return min(verdicts.values(), key=lambda verdict: (_ORDER.index(verdict.result), -_excess(verdict)))
+def worst_finding(findings: Findings) -> Finding[Any]:
+    """The finding shown for the rule: a breach first, the one farthest beyond its limit first."""
+    return min(findings.values(), key=lambda finding: (_ORDER.index(finding.result), -_excess(finding)))
 
 
-def _excess(verdict: Verdict) -> float:
-    if verdict.value is None or verdict.limit is None:
-        return 0.0
-    return abs(verdict.value - verdict.limit)
+def _excess(finding: Finding[Any]) -> float:
+    return 0.0 if finding.value is None or finding.limit is None else abs(finding.value - finding.limit)
 
 
-def no_data(reason: Reason, **figures: Any) -> Verdict:
-    return Verdict(Result.NO_DATA, reason, figures=figures)
+def no_data(reason: Reason, evidence: Evidence = NO_EVIDENCE) -> Finding[Any]:
+    return Finding(Result.NO_DATA, reason, evidence=evidence)
 
 
 def below_limit(
-    value: float, limit: float, *, is_breach: bool, baseline: float | None = None, figures: Mapping[str, Any]
-) -> Verdict:
+    value: float, limit: float, evidence: Evidence, *, is_breach: bool, baseline: float | None = None
+) -> Finding[Any]:
     """A breach of a lower limit, or OK."""
     result, reason = (Result.BREACH, Reason.BELOW) if is_breach else (Result.OK, Reason.WITHIN)
-    return Verdict(result, reason, value, limit, baseline, figures=figures)
+    return Finding(result, reason, value, limit, baseline, evidence=evidence)
 
 
-def above_limit(value: float, limit: float, unit: Unit, **figures: Any) -> Verdict:
+def above_limit(value: float, limit: float, unit: Unit, evidence: Evidence = NO_EVIDENCE) -> Finding[Any]:
     """A breach where the value reaches an upper limit, else OK."""
     result, reason = (Result.BREACH, Reason.ABOVE) if value >= limit - 1e-9 else (Result.OK, Reason.WITHIN)
-    return Verdict(result, reason, value, limit, unit=unit, figures=figures)
+    return Finding(result, reason, value, limit, unit=unit, evidence=evidence)
 
 
 @dataclass(frozen=True, slots=True)
