@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from decimal import Decimal
-from functools import partial
 from typing import Any
 
 from django.db.models import QuerySet
@@ -26,10 +24,11 @@ from controlplane.errors import InvalidError
 from controlplane.models import Pool
 from telemetry.api import serializers as s
 from telemetry.channels import KINDS
-from telemetry.metrics.windows import Series, Window
+from telemetry.metrics.windows import Series
 from telemetry.models import AlertRule, Channel, Notification, NotificationKind, NotificationState, RuleKind
-from telemetry.services.figures import engine, series
-from telemetry.services.figures.overview import Pools, Subject
+from telemetry.services.figures.figures import FIGURES, Figure
+from telemetry.services.figures.overview import Kind, Pools, Subject
+from telemetry.services.figures.series import fit_window
 from telemetry.services.lab.decisions import lint_prompts
 from telemetry.services.notifications import channels, outbox
 
@@ -64,60 +63,21 @@ class DeliveryFilter(filters.FilterSet):
         return outbox.filter_deliveries(rows, alert=int(alert))
 
 
-Query = Callable[[Pools, Window], list[Series]]
-
-
-def _over_pools(query: Callable[[Subject, Window], list[Series]]) -> Query:
-    """A query of the pages' charts, over several pools instead of one subject."""
-    return lambda pools, window: query(Subject(pools), series.fit_window(window))
-
-
-# The first ``by`` of a metric is its default.
-CHARTS: dict[str, dict[str, Query]] = {
-    "hit_rate": {
-        "replica": series.hit_rate_by_replica,
-        "group": series.hit_rate_by_group,
-        "pool": series.hit_rate_by_pool,
-        "tier": series.reuse_by_tier,
-    },
-    "reachable": {
-        "pool": partial(series.reachable_by, by="pool"),
-        "group": partial(series.reachable_by, by="group"),
-    },
-    "local_hit_rate": {"replica": partial(series.hit_rate_by_replica, local=True)},
-    "ttft": {"quantile": series.ttft_quantiles, "reuse": series.ttft_by_reuse},
-    "engine_ttft": {
-        "quantile": partial(series.ttft_quantiles, source="engine"),
-        "phase": _over_pools(engine.queue_and_prefill),
-    },
-    "kv_usage": {"replica": partial(series.utilization_by_replica, gauge="kv_usage")},
-    "running": {"replica": partial(series.utilization_by_replica, gauge="running")},
-    "waiting": {
-        "replica": partial(series.utilization_by_replica, gauge="waiting"),
-        "reason": _over_pools(engine.waiting_by_reason),
-    },
-    "prompt_share": {"source": _over_pools(engine.prompt_sources)},
-    "mm_hit_rate": {"pools": _over_pools(engine.mm_hit_rate)},
-    "block_time": {"phase": _over_pools(engine.block_times)},
-    "sampled_evictions": {"replica": _over_pools(engine.sampled_evictions)},  # a minute
-    "cache_churn": {"replica": _over_pools(engine.cache_churn)},  # turnovers an hour
-    **{
-        name: {"group": partial(series.by_group, value=name), "pool": partial(series.by_pool, value=name)}
-        for name in series.VALUES  # sums over each step, not rates
-    },
-    "latency": {"plain": partial(series.latency, streamed=False), "streamed": partial(series.latency, streamed=True)},
+# A figure is here over all pools that are asked for.
+METRICS = {
+    metric: {by: figure for by, figure in figures.items() if Kind.FLEET in figure.kinds}
+    for metric, figures in FIGURES.items()
 }
 
 
-def chart(metric: str, by: str | None) -> tuple[str, Query]:
-    """(by, query) of a metric; InvalidError for an unknown metric or ``by``."""
-    if metric not in CHARTS:
-        raise InvalidError("$.metric", f"expected one of {', '.join(CHARTS)}")
-    queries = CHARTS[metric]
-    by = by or next(iter(queries))
-    if by not in queries:
-        raise InvalidError("$.by", f"{metric} can be drawn by {' or '.join(queries)}")
-    return by, queries[by]
+def figure_of(metric: str, by: str | None) -> Figure:
+    """The figure of a metric, its first one by default; InvalidError for an unknown metric or ``by``."""
+    if metric not in METRICS:
+        raise InvalidError("$.metric", f"expected one of {', '.join(METRICS)}")
+    figures = METRICS[metric]
+    if by and by not in figures:
+        raise InvalidError("$.by", f"{metric} can be drawn by {' or '.join(figures)}")
+    return figures[by or next(iter(figures))]
 
 
 UUID = "[0-9a-f-]{32,36}"
@@ -203,11 +163,11 @@ class SeriesView(TransactionalView):
         query.is_valid(raise_exception=True)
         params: dict[str, Any] = query.validated_data
         window = params["window"]
-        by, query_series = chart(params["metric"], params.get("by"))
-        lines = query_series(selected_pools(request, params.get("pool")), window)
+        figure = figure_of(params["metric"], params.get("by"))
+        lines = figure.query(Subject(selected_pools(request, params.get("pool"))), fit_window(window))
         body = {
-            "metric": params["metric"],
-            "by": by,
+            "metric": figure.metric,
+            "by": figure.by,
             "start": window.start,
             "end": window.end,
             "step_s": window.step_s,

@@ -131,7 +131,9 @@ def build_figure(
     """A figure for ``Plotly.react``: ``data`` and ``layout``, and ``meta`` with the summary and the notes."""
     from plotly import graph_objects  # noqa: PLC0415 - the import takes half a second
 
-    traces = _stacked(lines, view.unit, window) if view.stacked else _overlaid(lines, view.unit, window)
+    traces = (
+        _stacked(lines, view.figure.unit, window) if view.figure.stacked else _overlaid(lines, view.figure.unit, window)
+    )
     if marks:
         traces.append(_marks(marks))
     layout = _layout(view, marks, window)
@@ -169,7 +171,7 @@ def _meta(view: View, lines: Sequence[Series], marks: Sequence[Marker], window: 
     known = any(value is not None for line in lines for _, value in line.points)
     return {
         "title": view.title,
-        "unit": view.unit,
+        "unit": view.figure.unit,
         "summary": chart_summary(view, window, lines, sum(mark.count for mark in marks)),
         "empty": "" if known else why_empty(view, lines),
         "notes": notes_of(lines),
@@ -310,7 +312,7 @@ def _layout(view: View, marks: Sequence[Marker], window: Window) -> dict[str, An
             "showgrid": False,
             **_time_axis_format(window),
         },
-        "yaxis": {"fixedrange": True, "zeroline": False, "nticks": 5, "exponentformat": "SI", **AXES[view.unit]},
+        "yaxis": {"fixedrange": True, "zeroline": False, "nticks": 5, "exponentformat": "SI", **AXES[view.figure.unit]},
         "yaxis2": {"overlaying": "y", "range": [0, 1], "fixedrange": True, "visible": False},
         "shapes": [_mark_line(mark) for mark in marks],
         "annotations": [_annotation(mark) for mark in marks],

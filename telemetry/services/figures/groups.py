@@ -37,10 +37,10 @@ def router_ttft(subject: Subject, window: Window, *, whole: bool = False) -> dic
     return _merged_for(subject, sums.router_ttft(subject.pool_names(), window, by=by, whole=whole))
 
 
-def non_streamed_latency(subject: Subject, window: Window, *, whole: bool = False) -> dict[datetime, Merged]:
-    """Router latency of non-streamed responses by step. One query."""
-    by = _KEY_OF_KIND.get(subject.kind)
-    return _merged_for(subject, sums.router_latency(subject.pool_names(), window, streamed=False, by=by, whole=whole))
+def latency(subject: Subject, window: Window, *, streamed: bool, whole: bool = False) -> dict[datetime, Merged]:
+    """Router latency of whole responses by step. One query."""
+    by, pools = _KEY_OF_KIND.get(subject.kind), subject.pool_names()
+    return _merged_for(subject, sums.router_latency(pools, window, streamed=streamed, by=by, whole=whole))
 
 
 _KEY_OF_KIND = {Kind.GROUP: "group", Kind.REPLICA: "replica"}
@@ -146,7 +146,7 @@ def group_tiles(subject: Subject, window: Window) -> GroupTiles:
     coverages = coverage(window, whole=True)
     covered = next(iter(coverages), None)
     timed = sums.merge_histograms(router_ttft(subject, window, whole=True).values())
-    non_streamed = sums.merge_histograms(non_streamed_latency(subject, window, whole=True).values())
+    non_streamed = sums.merge_histograms(latency(subject, window, streamed=False, whole=True).values())
     requests, prompt = total(rows, "requests"), total(rows, "prompt_tokens")
     return GroupTiles(
         hit_rate_ratio=ratio(total(rows, "cached_tokens"), prompt),

@@ -14,44 +14,33 @@ from django.utils import timezone
 from telemetry.metrics.histograms import Merged, quantile
 from telemetry.metrics.rates import NEARLY_ALL, UPPER_BOUND, accounted_ratio, hit_rate_ratio, ratio, sum_known
 from telemetry.metrics.windows import PointState, ReachableShare, Series, Window
-from telemetry.services.figures.overview import (
-    Pools,
-    counted_replicas,
-    group_state,
-    pool_names,
-    replicas_of,
-    timed_note,
-)
+from telemetry.services.figures.overview import Subject, group_state
 from telemetry.storage import sums
 from telemetry.storage.reachable import MIN_WINDOW, reachable_over_time_by
 from telemetry.storage.replica_facts import WITHOUT_DECODE, hit_rate_replicas, removed_replicas
 from telemetry.storage.rollup_tables import fit_to_retention
-from telemetry.storage.sums import EngineSums, engine_sums, point_state
 
 INEXACT_NOTE = "Replicas have different histogram buckets: merged on shared bounds."
 NO_GROUP = "no group"
 REACHABLE_NOTE = "Reachable: hit rate that one unbounded cache would have had"
 IN_STEP, TRAILING = "at least the measured one.", "in the 30 minutes up to each point; that of one point may be higher."
 NO_REACHABLE_NOTE = "Reachable hit rate: too few requests replayed yet."
-REUSE_LABELS = {"hit": "mostly cached", "miss": "mostly computed"}
 GAUGES = {"kv_usage": "kv_usage_ratio", "running": "running", "waiting": "waiting"}
 Point = tuple[float | None, PointState]
 NO_VALUE: Point = (None, PointState.UNKNOWN)
 
 
-def hit_rate_by_replica(pools: Pools, window: Window, *, local: bool = False) -> list[Series]:
+def hit_rate_by_replica(subject: Subject, window: Window, *, local: bool = False) -> list[Series]:
     """Hit rate (0 to 1) of each replica by its engines' counters; ``local``: without tokens from connectors."""
-    window = fit_window(window)
-    replicas = replicas_of(pools)
+    replicas = subject.replicas()
     rows = sums.hit_sums([replica.pk for replica in replicas], window)
     points = ((row.key, row.step, hit_rate_of(row, local=local), row.state) for row in rows)
     return _lines_by_key({replica.pk: replica.name for replica in replicas}, window, points)
 
 
-def hit_rate_by_pool(pools: Pools, window: Window) -> list[Series]:
+def hit_rate_by_pool(subject: Subject, window: Window) -> list[Series]:
     """Hit rate of each pool: sums over its replicas, without decode replicas, then divided."""
-    window = fit_window(window)
-    replicas = [*replicas_of(pools), *removed_replicas(window.start, pools)]
+    replicas = [*subject.replicas(), *removed_replicas(window.start, subject.pools)]
     counted: dict[str, list[int]] = {replica.pool.name: [] for replica in replicas}
     for replica in hit_rate_replicas(replicas):
         counted[replica.pool.name].append(replica.pk)
@@ -79,9 +68,9 @@ def _error_band(share: ReachableShare | None) -> tuple[float, float] | None:
     return max(0.0, share.ratio - 2 * share.standard_error), min(1.0, share.ratio + 2 * share.standard_error)
 
 
-def reachable_by(pools: Pools, window: Window, *, by: str) -> list[Series]:
+def reachable_by(subject: Subject, window: Window, *, by: str) -> list[Series]:
     """The reachable hit rate of each ``pool``, or of each ``group`` labelled POOL/GROUP."""
-    shares_by_key = reachable_over_time_by(pool_names(pools), window, by=by)
+    shares_by_key = reachable_over_time_by(subject.pool_names(), window, by=by)
     return [reachable_line(key, window, shares) for key, shares in shares_by_key.items()]
 
 
@@ -90,10 +79,9 @@ def hit_rate_of(row: sums.Hits, *, local: bool = False) -> float | None:
     return hit_rate_ratio(row.queries, row.hits, None if local else row.external_hits)
 
 
-def hit_rate_by_group(pools: Pools, window: Window) -> list[Series]:
+def hit_rate_by_group(subject: Subject, window: Window) -> list[Series]:
     """Hit rate of each task group that had traffic, from the cached tokens in responses."""
-    window = fit_window(window)
-    routed, coverage = sums.router_sums(pool_names(pools), window)
+    routed, coverage = sums.router_sums(subject.pool_names(), window)
     covered = {step.start: step for step in coverage}
     rows: dict[tuple[str, str], dict[datetime, sums.RouterSums]] = defaultdict(dict)
     for row in routed:
@@ -128,39 +116,6 @@ def _group_point(row: sums.RouterSums | None, coverage: sums.Coverage | None) ->
     return (ratio(row.cached_tokens, row.prompt_tokens) if row else None), state
 
 
-def ttft_quantiles(
-    pools: Pools, window: Window, *, quantiles: tuple[float, ...] = (0.5, 0.95), source: str | None = None
-) -> list[Series]:
-    """TTFT quantiles in seconds, each with its bucket as a band.
-
-    Of routers, or of engines if routers observed none; ``source`` selects one of them.
-    """
-    window = fit_window(window)
-    clock, names, note = "router", pool_names(pools), ""
-    merged = sums.merged_by_start(sums.router_ttft(names, window)) if source != "engine" else {}
-    if not merged and source != "router":
-        clock = "engine"
-        merged = sums.merged_by_start(sums.pools_engine_ttft(names, window))
-    else:
-        non_streamed = sums.router_latency(names, window, streamed=False, whole=True)
-        note = timed_note(merged.values(), non_streamed.values())
-    return [quantile_line(f"p{q * 100:g} ({clock})", q, merged, window, note) for q in quantiles]
-
-
-def ttft_by_reuse(pools: Pools, window: Window, *, q: float = 0.95) -> list[Series]:
-    """A TTFT quantile of routers in seconds, of responses whose prompt was at least half cached, and of the others.
-
-    Only responses that report cached tokens count. A series has the edges of its histogram bucket as a band.
-    """
-    by_reuse: dict[str, list[tuple[datetime, Merged]]] = {"hit": [], "miss": []}
-    for ((_, _, reuse), start), merged in sums.router_ttft(pool_names(pools), window, by="reuse").items():
-        by_reuse[reuse].append((start, merged))
-    return [
-        quantile_line(f"p{q * 100:g} {REUSE_LABELS[reuse]} (router)", q, sums.merged_by_step(parts), window)
-        for reuse, parts in by_reuse.items()
-    ]
-
-
 def quantile_line(label: str, q: float, merged: Mapping[datetime, Merged], window: Window, note: str = "") -> Series:
     """A quantile of each step's histogram, with the bucket that holds it as its band."""
     quantiles = {start: found for start, part in merged.items() if (found := quantile(part.buckets, q)) is not None}
@@ -173,10 +128,9 @@ def quantile_line(label: str, q: float, merged: Mapping[datetime, Merged], windo
     return Series(series.label, series.points, series.states, series.band, notes)
 
 
-def utilization_by_replica(pools: Pools, window: Window, gauge: str = "kv_usage") -> list[Series]:
+def utilization_by_replica(subject: Subject, window: Window, gauge: str) -> list[Series]:
     """Means over each step of ``kv_usage`` (0 to 1), ``running`` or ``waiting`` (requests)."""
-    window = fit_window(window)
-    replicas = replicas_of(pools)
+    replicas = subject.replicas()
     rows = sums.mean_gauge([replica.pk for replica in replicas], window, GAUGES[gauge])
     points = (
         (pk, step, value, PointState.OK if value is not None else PointState.STALE if stale else PointState.UNKNOWN)
@@ -212,7 +166,6 @@ def fit_window(window: Window) -> Window:
     return fit_to_retention(window, timezone.now(), retention_s, day_s * settings.READINGS_RETENTION_DAYS)
 
 
-QUANTILES: Final = (0.5, 0.95)
 Steps = dict[datetime, list[sums.RouterSums]]
 Value = Callable[[sums.RouterSums], int | None]
 
@@ -224,26 +177,18 @@ VALUES: Final[dict[str, Value]] = {
 }
 
 
-def by_group(pools: Pools, window: Window, value: str) -> list[Series]:
+def by_group(subject: Subject, window: Window, value: str) -> list[Series]:
     """A line per task group: the sum of one of ``VALUES`` in each step.
 
     Tokens are of responses that report cached tokens.
     """
-    with_pool = pools is None or len(pools) > 1
-    return _routed_lines(pools, window, value, lambda row: _group_label(row, with_pool=with_pool))
+    with_pool = subject.pools is None or len(subject.pools) > 1
+    return _routed_lines(subject, window, value, lambda row: _group_label(row, with_pool=with_pool))
 
 
-def by_pool(pools: Pools, window: Window, value: str) -> list[Series]:
+def by_pool(subject: Subject, window: Window, value: str) -> list[Series]:
     """``by_group`` with a line per pool."""
-    return _routed_lines(pools, window, value, lambda row: row.pool)
-
-
-def latency(pools: Pools, window: Window, *, streamed: bool) -> list[Series]:
-    """Router latency p50 and p95 of successful responses."""
-    window = fit_window(window)
-    merged = sums.merged_by_start(sums.router_latency(pool_names(pools), window, streamed=streamed))
-    kind = "streamed" if streamed else "plain"
-    return [quantile_line(f"p{q * 100:g} {kind} (router)", q, merged, window) for q in QUANTILES]
+    return _routed_lines(subject, window, value, lambda row: row.pool)
 
 
 def _group_label(row: sums.RouterSums, *, with_pool: bool) -> str:
@@ -251,9 +196,10 @@ def _group_label(row: sums.RouterSums, *, with_pool: bool) -> str:
     return f"{row.pool}/{group}" if with_pool else group
 
 
-def _routed_lines(pools: Pools, window: Window, value: str, key: Callable[[sums.RouterSums], Hashable]) -> list[Series]:
-    window = fit_window(window)
-    routed, coverage = sums.router_sums(pool_names(pools), window)
+def _routed_lines(
+    subject: Subject, window: Window, value: str, key: Callable[[sums.RouterSums], Hashable]
+) -> list[Series]:
+    routed, coverage = sums.router_sums(subject.pool_names(), window)
     by_label: dict[str, Steps] = defaultdict(lambda: defaultdict(list))
     for row in routed:
         by_label[str(key(row))][row.start].append(row)
@@ -275,38 +221,3 @@ def _without_requests(step: sums.Coverage) -> Point:
     if step.covered_s > 0:
         return 0, PointState.OK
     return None, PointState.STALE if step.stale else PointState.UNKNOWN
-
-
-LABELS = {
-    "device_tokens": "device",
-    "host_tokens": "host memory",
-    "p2p_tokens": "another replica",
-    "disk_tokens": "disk",
-    "other_tokens": "other",
-}
-
-
-def reuse_by_tier(pools: Pools, window: Window) -> list[Series]:
-    """A line per tier with hits, the device first: its tokens / queried tokens, 0 to 1; they add up to the hit rate.
-
-    Of replicas that report tiers, without decode replicas.
-    """
-    rows: dict[datetime, list[EngineSums]] = defaultdict(list)
-    for row in engine_sums([replica.pk for replica in counted_replicas(pools, window)], window):
-        rows[row.start].append(row)
-    used = [tier for tier in LABELS if any(getattr(row, tier) for of_step in rows.values() for row in of_step)]
-    tiers = used or [next(iter(LABELS))]
-    return [line_of(LABELS[tier], window, _tier_points(tier, rows)) for tier in tiers]
-
-
-def _tier_points(tier: str, rows: Mapping[datetime, list[EngineSums]]) -> dict[datetime, Point]:
-    return {start: _tier_share(tier, of_step) for start, of_step in rows.items()}
-
-
-def _tier_share(tier: str, rows: list[EngineSums]) -> Point:
-    reporting = [row for row in rows if row.queries is not None and getattr(row, tier) is not None]
-    queries = sum(row.queries or 0 for row in reporting) if reporting else None
-    part = sum(getattr(row, tier) for row in reporting)
-    counted = any(row.queries is not None for row in rows)
-    state = point_state(queries, stale=any(row.stale for row in rows), not_reported=counted)
-    return ratio(part, queries), PointState(state)

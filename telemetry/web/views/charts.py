@@ -53,7 +53,7 @@ def chart_csv(request: HttpRequest, slug: str) -> HttpResponseBase:
     notes = [" ".join(notes_of(lines))] if notes_of(lines) else []
 
     def rows() -> Iterator[list[Any]]:
-        yield ["time", *(f"{line.label} ({view.unit_text})" for line in lines), *(["notes"] if notes else [])]
+        yield ["time", *(f"{line.label} ({view.figure.unit_text})" for line in lines), *(["notes"] if notes else [])]
         for step, at in _steps(lines):
             yield [at.isoformat(), *(line.points[step][1] for line in lines), *notes]
 
@@ -68,7 +68,7 @@ def chart_json(request: HttpRequest, slug: str) -> HttpResponse:
     window = state.range.window
     document = {
         "title": view.title,
-        "unit": view.unit,
+        "unit": view.figure.unit,
         "from": window.start.isoformat(),
         "to": window.end.isoformat(),
         "step_s": window.step_s,
@@ -90,7 +90,7 @@ def _chart(state: PageState, slug: str) -> tuple[Chart, View, list[Series]]:
     view = chart.view(state.query, state.kind) if chart else None
     if chart is None or view is None:
         raise Http404
-    return chart, view, view.query(state.subject, state.range.window)
+    return chart, view, view.figure.query(state.subject, state.range.window)
 
 
 def _steps(lines: list[Series]) -> list[tuple[int, Any]]:
@@ -100,5 +100,5 @@ def _steps(lines: list[Series]) -> list[tuple[int, Any]]:
 def _cell(line: Series, step: int, view: View) -> str:
     value = line.points[step][1]
     if value is not None:
-        return figure_text(value, view.unit)
+        return figure_text(value, view.figure.unit)
     return absence(line.states[step] if step < len(line.states) else PointState.UNKNOWN)

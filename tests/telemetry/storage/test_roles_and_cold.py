@@ -60,7 +60,7 @@ def test_a_pool_s_rate_excludes_decode_replicas_with_a_note(pool, replicas, labe
     engine_reading(prefill, AT, queries=1000, hits=400, finished=1)
     engine_reading(decode, AT, queries=1000, hits=0, external_hits=1000, finished=1)
 
-    (line,) = series.hit_rate_by_pool([pool], MINUTE)
+    (line,) = series.hit_rate_by_pool(Subject([pool]), MINUTE)
     tiles = overview.fleet_tiles([pool], MINUTE)
     window = whole_window(pool)
 
@@ -76,7 +76,7 @@ def test_a_pool_of_decode_replicas_has_no_rate(pool, replicas):
         replica.save()
         engine_reading(replica, AT, queries=1000, hits=1000)
 
-    (line,) = series.hit_rate_by_pool([pool], MINUTE)
+    (line,) = series.hit_rate_by_pool(Subject([pool]), MINUTE)
     assert (line.points[0][1], line.states[0]) == (None, PointState.UNKNOWN)
 
 

@@ -7,7 +7,7 @@ from django.db.models import F
 from controlplane.models import RoutingPolicy
 from controlplane.schema_fields import settings_of
 from controlplane.services.fleet.pools import create_pool
-from telemetry.alerts.findings import Reason, Result, Verdict, no_data
+from telemetry.alerts.findings import Finding, Reason, Result, no_data
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import describe
 from telemetry.models import Alert, AlertRule, AlertState, RouterReading, Silence
@@ -40,7 +40,7 @@ def test_an_alert_shows_the_share_of_responses_that_reported_cached_tokens(visit
     alert = Alert.objects.select_related("rule").get()
     rule, kind = alert.rule, KINDS[alert.rule.kind]
     rule.group = fleet.groups.get(name="coding")
-    verdict = Verdict(Result.BREACH, Reason.BELOW, 0.31, 0.49, 0.64, figures={})
+    verdict = Finding(Result.BREACH, Reason.BELOW, 0.31, 0.49, 0.64)
     detail = describe(rule, kind, kind.read(rule.settings), verdict, noon)
     assert detail["accounted_ratio"] == pytest.approx(0.25)
     Alert.objects.update(detail=detail)
@@ -54,7 +54,7 @@ def test_an_open_alert_shows_the_current_value_beside_that_of_the_last_breach(vi
     assert "at the last breach" not in facts
 
     later = noon + timedelta(seconds=30)
-    recovered = Verdict(Result.OK, Reason.WITHIN, 0.62, 0.49, 0.64)
+    recovered = Finding(Result.OK, Reason.WITHIN, 0.62, 0.49, 0.64)
     AlertRule.objects.filter(pk=alert.rule_id).update(verdict=recovered.as_json(), evaluated_at=later)
 
     for path in ("/alerts/", f"/alerts/{alert.pk}/"):

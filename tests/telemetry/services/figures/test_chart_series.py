@@ -8,7 +8,7 @@ from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.routers import announce
 from telemetry.metrics.windows import PointState, Window
-from telemetry.services.figures import chart_series
+from telemetry.services.figures import figures
 from telemetry.services.figures.overview import Subject
 from telemetry.services.figures.replicas import CELLS, heat_strips
 from tests.telemetry.breakdown_bins import breakdown_bin
@@ -43,7 +43,7 @@ def test_a_pools_hit_rate_is_sums_over_sums_with_the_local_cache_told_apart(pool
         engine_reading(first, at, queries=900, hits=90, external_hits=90)
         engine_reading(second, at, queries=100, hits=100, external_hits=0)
 
-    found = values(chart_series.hit_rate(Subject.of_pool(pool), WINDOW))
+    found = values(figures.hit_rate(Subject.of_pool(pool), WINDOW))
 
     assert found == {"Hit rate": [0.28, None], "Local cache only": [0.19, None]}
 
@@ -52,7 +52,7 @@ def test_tiers_are_shares_of_the_queries_and_only_those_that_are_there(pool, rep
     engine_reading(replicas[0], START + timedelta(seconds=5), queries=1000, hits=400, external_hits=200,
                    device_tokens=400, host_tokens=150, p2p_tokens=0, disk_tokens=50, other_tokens=0)  # fmt: skip
 
-    found = values(chart_series.tiers(Subject.of_pool(pool), WINDOW))
+    found = values(figures.tiers(Subject.of_pool(pool), WINDOW))
 
     assert found == {"device": [0.4, None], "host memory": [0.15, None], "disk": [0.05, None]}
 
@@ -60,7 +60,7 @@ def test_tiers_are_shares_of_the_queries_and_only_those_that_are_there(pool, rep
 def test_an_engine_that_names_no_tiers_has_its_hits_on_the_device(pool, replicas):
     engine_reading(replicas[0], START + timedelta(seconds=5), queries=1000, hits=400, external_hits=200)
 
-    assert values(chart_series.tiers(Subject.of_pool(pool), WINDOW)) == {"device": [0.4, None], "other": [0.2, None]}
+    assert values(figures.tiers(Subject.of_pool(pool), WINDOW)) == {"device": [0.4, None], "other": [0.2, None]}
 
 
 def test_a_group_knows_its_hit_rate_its_reachable_share_and_when_it_had_no_traffic(pool, replicas, router):
@@ -70,15 +70,15 @@ def test_a_group_knows_its_hit_rate_its_reachable_share_and_when_it_had_no_traff
     route_reading(router, START + timedelta(seconds=5), group="coding", **counted)
     route_reading(router, START + timedelta(seconds=5), group="other", **counted | {"cached_tokens": 0})
 
-    assert len(chart_series.hit_rate(Subject.of_pool(pool, "coding"), WINDOW)) == 1  # no breakdown yet: no line
+    assert len(figures.hit_rate(Subject.of_pool(pool, "coding"), WINDOW)) == 1  # no breakdown yet: no line
     breakdown_bin(pool, START - timedelta(minutes=5), group="coding", requests=100, reachable=0.85, spread=0.1)
 
-    rate, reachable = chart_series.hit_rate(Subject.of_pool(pool, "coding"), WINDOW)
+    rate, reachable = figures.hit_rate(Subject.of_pool(pool, "coding"), WINDOW)
 
     assert values([rate])["Hit rate"] == [0.6, None]
     assert values([reachable]) == {"Reachable": pytest.approx([0.85, 0.85])}
     assert all(low < 0.85 < high for low, high in reachable.band)
-    assert chart_series.hit_rate(Subject.of_replica(replicas[0]), WINDOW)[1:] == []
+    assert figures.hit_rate(Subject.of_replica(replicas[0]), WINDOW)[1:] == []
     assert rate.states == [PointState.OK, PointState.NO_TRAFFIC]
 
 
@@ -93,12 +93,12 @@ def test_the_reachable_line_is_not_below_the_hit_rate_of_the_same_time(pool, rep
     breakdown_bin(pool, START, group="coding", requests=100, reachable=0.5, spread=0.1)
     subject = Subject.of_pool(pool, group)
 
-    rate, reachable = chart_series.hit_rate(subject, Window(START, START + timedelta(hours=1), 1800.0))
+    rate, reachable = figures.hit_rate(subject, Window(START, START + timedelta(hours=1), 1800.0))
     assert values([rate, reachable]) == {"Hit rate": [0.6, None], "Reachable": pytest.approx([0.6, None])}
     assert reachable.note.endswith("would have had, at least the measured one.")
     assert all(low < 0.6 < high for low, high in filter(None, reachable.band))
 
-    rate, reachable = chart_series.hit_rate(subject, WINDOW)
+    rate, reachable = figures.hit_rate(subject, WINDOW)
     assert (values([rate])["Hit rate"][0], reachable.points[0][1]) == (0.6, pytest.approx(0.5))
     assert "in the 30 minutes up to each point; that of one point may be higher" in reachable.note
 
@@ -109,7 +109,7 @@ def test_where_a_groups_requests_went_adds_up_to_one(pool, replicas, router):
         route_reading(router, at, group="coding", replica=name, requests=requests)
     route_reading(router, at, group="other", replica="r2", requests=500)
 
-    assert values(chart_series.requests_by_replica(Subject.of_pool(pool, "coding"), WINDOW)) == {
+    assert values(figures.requests_by_replica(Subject.of_pool(pool, "coding"), WINDOW)) == {
         "r1": [0.75, None],
         "r2": [0.25, None],
     }
@@ -119,7 +119,7 @@ def test_the_share_in_time_is_counted_at_an_edge_and_says_which(pool, replicas):
     """T6"""
     engine_reading(replicas[0], START + timedelta(seconds=5), ttft={0: 6, 1: 3, 2: 1}, queries=1, hits=0)
 
-    (line,) = chart_series.share_within(Subject.of_pool(pool), WINDOW, 0.7)
+    (line,) = figures.share_within(Subject.of_pool(pool), WINDOW, 0.7)
 
     assert line.label == "within 0.7 s (engine)"
     assert line.points[0][1] == 0.9  # of edges 0.1, 0.5, 1 and 5 s, all up to 0.5 s
@@ -138,7 +138,7 @@ def test_outcomes_are_a_second_and_zero_only_where_routers_were_read(pool, repli
         cancelled_requests=0,
     )
 
-    answered, errors = chart_series.outcomes(Subject.of_pool(pool), WINDOW)
+    answered, errors = figures.outcomes(Subject.of_pool(pool), WINDOW)
 
     assert values([answered, errors]) == {"OK": [3.0, None], "replica errors": [1.0, None]}
     assert answered.states[1] == PointState.STALE
@@ -148,7 +148,7 @@ def test_a_replica_has_a_line_a_rank(pool, replicas):
     for rank, hits in (("0", 20), ("1", 80)):
         engine_reading(replicas[0], START + timedelta(seconds=5), engine=rank, queries=100, hits=hits)
 
-    found = values(chart_series.hit_rate_by_engine(Subject.of_replica(replicas[0]), WINDOW))
+    found = values(figures.hit_rate_by_engine(Subject.of_replica(replicas[0]), WINDOW))
 
     assert found == {"rank 0 (tiny)": [0.2, None], "rank 1 (tiny)": [0.8, None]}
 
@@ -172,6 +172,6 @@ def test_ttft_by_reuse_of_a_group_says_of_what_share_of_the_responses_it_is(pool
     for reuse, count in (("hit", 2), ("miss", 3)):
         route_reading(router, at, group="coding", ttft={10: count}, reuse=reuse)
 
-    found = chart_series.ttft_by_reuse(Subject.of_pool(pool, "coding"), WINDOW)
+    found = figures.ttft_by_reuse(Subject.of_pool(pool, "coding"), WINDOW)
 
     assert {line.note for line in found} == {"TTFT by reuse covers 50.0 % of the responses."}

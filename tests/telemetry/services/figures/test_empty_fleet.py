@@ -7,7 +7,7 @@ import pytest
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
 from telemetry.metrics.windows import PointState, Window
-from telemetry.services.figures import overview, replicas, series
+from telemetry.services.figures import figures, overview, replicas, series
 from telemetry.services.figures.overview import Subject
 
 pytestmark = pytest.mark.django_db
@@ -42,16 +42,16 @@ def test_a_replica_has_a_row_of_unknowns(pool):
 
 def test_every_chart_is_one_long_gap(pool):
     for lines in (
-        series.hit_rate_by_replica([pool], WINDOW),
-        series.hit_rate_by_pool(None, WINDOW),
-        series.ttft_quantiles([pool], WINDOW),
-        series.utilization_by_replica([pool], WINDOW, "running"),
+        series.hit_rate_by_replica(Subject([pool]), WINDOW),
+        series.hit_rate_by_pool(Subject(), WINDOW),
+        figures.ttft_by_router(Subject([pool]), WINDOW),
+        series.utilization_by_replica(Subject([pool]), WINDOW, "running"),
     ):
         assert lines
         for line in lines:
             assert len(line.points) == len(WINDOW.starts())
             assert {value for _, value in line.points} == {None}
             assert set(line.states) == {PointState.UNKNOWN}
-    assert series.hit_rate_by_group([pool], WINDOW) == []
+    assert series.hit_rate_by_group(Subject([pool]), WINDOW) == []
     assert overview.group_rows([pool], WINDOW) == []
     assert replicas.events_of(Subject.of_pool(pool), WINDOW) == []

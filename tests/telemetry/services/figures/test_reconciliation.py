@@ -9,9 +9,7 @@ from django.test.utils import CaptureQueriesContext
 
 from controlplane.models import Router
 from controlplane.services.fleet.replicas import add_replica
-from telemetry.metrics.histograms import ROUTER_EDGES
 from telemetry.metrics.windows import Window
-from telemetry.services.figures import series
 from telemetry.services.figures.engine import EngineNotes, engine_notes, reconcile
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped, scraped
@@ -111,16 +109,3 @@ def test_an_engine_s_notes_name_what_it_lacks_and_what_skews_it(pool, replicas):
     assert [sentence.split()[0] for sentence in notes[decode.pk].notes] == ["Decode", "SGLang"]
     with pytest.raises(ValueError, match="unknown figures: hit_rate"):
         notes[new.pk].reports("hit_rate")
-
-
-def test_ttft_of_mostly_cached_and_of_mostly_computed_prompts_are_two_series(pool, router):
-    """T1, T5: by the routers' clock, each with its bucket."""
-    route_reading(router, AT, ttft={10: 9, 120: 2})
-    route_reading(router, AT, ttft={10: 9}, reuse="hit")
-    route_reading(router, AT, ttft={120: 2}, reuse="miss")
-
-    hit, miss = series.ttft_by_reuse([pool], MINUTE)
-
-    assert (hit.label, miss.label) == ("p95 mostly cached (router)", "p95 mostly computed (router)")
-    assert ROUTER_EDGES[9] < hit.points[0][1] <= ROUTER_EDGES[10]
-    assert miss.band[0] == (ROUTER_EDGES[119], ROUTER_EDGES[120])

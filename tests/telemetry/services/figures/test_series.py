@@ -13,7 +13,7 @@ from controlplane.services.fleet.task_groups import create_task_group
 from telemetry.metrics.counters import ReadingState
 from telemetry.metrics.rates import UPPER_BOUND
 from telemetry.metrics.windows import PointState, Window
-from telemetry.services.figures import chart_series, groups, overview, series
+from telemetry.services.figures import figures, groups, overview, series
 from telemetry.services.figures.overview import Subject
 from telemetry.storage import sums
 from telemetry.storage.dimension_sums import usage_reports
@@ -48,7 +48,7 @@ def test_a_step_contains_the_readings_after_its_start_up_to_its_end(r1, pool):
     for at, queries in zip(steps(T0, 4), (100, 100, 300, 500), strict=True):
         engine_reading(r1, at, queries=queries, hits=50)
 
-    (line,) = series.hit_rate_by_replica([pool], MINUTE)
+    (line,) = series.hit_rate_by_replica(Subject([pool]), MINUTE)
 
     assert line.points[0] == (T0, 0.5)  # 100 / 200
     assert line.points[1] == (T0 + timedelta(seconds=10), 0.125)  # 100 / 800
@@ -60,7 +60,7 @@ def test_a_pools_hit_rate_is_summed_over_replicas_before_it_is_divided(r1, r2, p
     engine_reading(r1, at, queries=8000, hits=5600)  # 70 %
     engine_reading(r2, at, queries=2000, hits=900)  # 45 %
 
-    (line,) = series.hit_rate_by_pool([pool], MINUTE)
+    (line,) = series.hit_rate_by_pool(Subject([pool]), MINUTE)
     tiles = overview.fleet_tiles([pool], MINUTE)
 
     assert values(line)[0] == pytest.approx(0.65)
@@ -70,8 +70,8 @@ def test_a_pools_hit_rate_is_summed_over_replicas_before_it_is_divided(r1, r2, p
 def test_external_hits_count_as_hits_and_external_queries_do_not_count(r1, pool):
     engine_reading(r1, T0 + timedelta(seconds=5), queries=1000, hits=400, external_queries=600, external_hits=300)
 
-    assert values(series.hit_rate_by_replica([pool], MINUTE)[0])[0] == pytest.approx(0.7)  # H3
-    assert values(series.hit_rate_by_replica([pool], MINUTE, local=True)[0])[0] == pytest.approx(0.4)  # H4
+    assert values(series.hit_rate_by_replica(Subject([pool]), MINUTE)[0])[0] == pytest.approx(0.7)  # H3
+    assert values(series.hit_rate_by_replica(Subject([pool]), MINUTE, local=True)[0])[0] == pytest.approx(0.4)  # H4
 
 
 def test_engines_of_one_replica_are_added_up(r1, pool):
@@ -80,9 +80,9 @@ def test_engines_of_one_replica_are_added_up(r1, pool):
     engine_reading(r1, at, engine="0", queries=100, hits=100, gauges={"running": 2, "kv_usage_ratio": 0.2})
     engine_reading(r1, at, engine="1", queries=300, hits=0, gauges={"running": 5, "kv_usage_ratio": 0.6})
 
-    assert values(series.hit_rate_by_replica([pool], MINUTE)[0])[0] == 0.25
-    assert values(series.utilization_by_replica([pool], MINUTE, "running")[0])[0] == 7
-    assert values(series.utilization_by_replica([pool], MINUTE, "kv_usage")[0])[0] == pytest.approx(0.4)
+    assert values(series.hit_rate_by_replica(Subject([pool]), MINUTE)[0])[0] == 0.25
+    assert values(series.utilization_by_replica(Subject([pool]), MINUTE, "running")[0])[0] == 7
+    assert values(series.utilization_by_replica(Subject([pool]), MINUTE, "kv_usage")[0])[0] == pytest.approx(0.4)
 
 
 def test_a_missing_value_is_due_to_no_traffic_a_failed_scrape_or_no_scrape(r1, pool):
@@ -91,7 +91,7 @@ def test_a_missing_value_is_due_to_no_traffic_a_failed_scrape_or_no_scrape(r1, p
     engine_reading(r1, second, queries=0, hits=0)  # H11
     gap(r1, third)  # H12
 
-    (line,) = series.hit_rate_by_replica([pool], MINUTE)
+    (line,) = series.hit_rate_by_replica(Subject([pool]), MINUTE)
 
     assert values(line)[:4] == [0.0, None, None, None]
     assert line.states[:4] == [PointState.OK, PointState.NO_TRAFFIC, PointState.STALE, PointState.UNKNOWN]
@@ -101,7 +101,7 @@ def test_queries_of_a_reading_without_hits_are_not_counted(r1, pool):
     engine_reading(r1, T0 + timedelta(seconds=5), queries=1000)
     engine_reading(r1, T0 + timedelta(seconds=10), queries=100, hits=50)
 
-    assert values(series.hit_rate_by_replica([pool], MINUTE)[0])[0] == 0.5
+    assert values(series.hit_rate_by_replica(Subject([pool]), MINUTE)[0])[0] == 0.5
 
 
 def test_increases_over_missed_scrapes_count_at_the_next_scrape(r1, pool):
@@ -124,7 +124,7 @@ def test_a_task_groups_hit_rate_is_of_responses_that_report_cached_tokens(router
     route_reading(router, at, group="", requests=3)
     router_scraped(router, at + timedelta(seconds=10))
 
-    other, coding = series.hit_rate_by_group([pool], MINUTE)
+    other, coding = series.hit_rate_by_group(Subject([pool]), MINUTE)
 
     assert (coding.label, values(coding)[0], coding.states[0]) == ("coding", 0.8, PointState.OK)
     assert (values(coding)[1], coding.states[1]) == (None, PointState.NO_TRAFFIC)
@@ -169,7 +169,7 @@ def test_a_rate_divides_by_each_second_once_however_many_routers_follow_each_oth
     assert overview.group_rows([pool], MINUTE)[0].requests_per_s == pytest.approx(4.0)
     busy = Subject.of_pool(pool, "busy")
     assert groups.group_tiles(busy, MINUTE).requests_per_s == pytest.approx(4.0)
-    (line,) = chart_series.outcomes(busy, MINUTE)
+    (line,) = figures.outcomes(busy, MINUTE)
     assert values(line) == pytest.approx([4.0] * 6)
 
 
@@ -182,8 +182,8 @@ def test_the_past_does_not_change_when_a_replica_is_removed_or_disabled(r1, r2, 
         set_replica_state(r3, ReplicaState.DISABLED)
 
         tiles = overview.fleet_tiles([pool], MINUTE)
-        (line,) = series.hit_rate_by_pool([pool], MINUTE)
-        chart = chart_series.hit_rate(Subject.of_pool(pool), MINUTE)[0]
+        (line,) = series.hit_rate_by_pool(Subject([pool]), MINUTE)
+        chart = figures.hit_rate(Subject.of_pool(pool), MINUTE)[0]
     assert (tiles.hit_rate_ratio, values(line)[0], values(chart)[0]) == (0.4, 0.4, 0.4)
     assert tiles.replicas_total == 1
 
@@ -194,8 +194,8 @@ def test_the_hit_rate_chart_of_a_pool_leaves_out_decode_replicas_as_its_tile_doe
         engine_reading(replica, T0 + timedelta(seconds=5), queries=1000, hits=hits)
 
     assert overview.fleet_tiles([pool], MINUTE).hit_rate_ratio == 0.5
-    assert values(chart_series.hit_rate(Subject.of_pool(pool), MINUTE)[0])[0] == 0.5
-    assert values(chart_series.hit_rate(Subject.of_replica(decode), MINUTE)[0])[0] == 1.0
+    assert values(figures.hit_rate(Subject.of_pool(pool), MINUTE)[0])[0] == 0.5
+    assert values(figures.hit_rate(Subject.of_replica(decode), MINUTE)[0])[0] == 1.0
 
 
 def test_ttft_is_the_quantile_of_merged_buckets_with_its_bucket_as_a_band(r1, r2, pool):
@@ -204,7 +204,7 @@ def test_ttft_is_the_quantile_of_merged_buckets_with_its_bucket_as_a_band(r1, r2
     engine_reading(r1, at, queries=1, hits=0, ttft={0: 90})  # up to 0.1 s
     engine_reading(r2, at, queries=1, hits=0, ttft={3: 10})  # 1 s to 5 s
 
-    p50, p95 = series.ttft_quantiles([pool], MINUTE)
+    p50, p95 = figures.ttft_by_router(Subject([pool]), MINUTE)
 
     assert p50.label == "p50 (engine)"
     assert values(p50)[0] == pytest.approx(0.1 * 50 / 90)
@@ -219,7 +219,7 @@ def test_histograms_by_revision_are_not_counted_twice(router, pool):
     route_reading(router, at, group="busy", ttft={100: 10})
     route_reading(router, at, group="busy", ttft={100: 1, 200: 90}, revision=2)
 
-    (p50,) = series.ttft_quantiles([pool], MINUTE, quantiles=(0.5,))
+    (p50,) = figures.ttft_by_router(Subject([pool]), MINUTE)[:1]
     busy = next(row for row in overview.group_rows([pool], MINUTE) if row.name == "busy")
 
     for p50_s in (values(p50)[0], busy.ttft_p50_s, overview.fleet_tiles([pool], MINUTE).ttft_p50_s):
@@ -233,8 +233,8 @@ def test_ttft_of_routers_is_preferred_over_ttft_of_engines(r1, router, pool):
     router_scraped(router, at)
     route_reading(router, at, ttft={200: 5})
 
-    (p50,) = series.ttft_quantiles([pool], MINUTE, quantiles=(0.5,))
-    (engine,) = series.ttft_quantiles([pool], MINUTE, quantiles=(0.5,), source="engine")
+    (p50,) = figures.ttft_by_router(Subject([pool]), MINUTE)[:1]
+    (engine,) = figures.ttft_by_engine(Subject([pool]), MINUTE)[:1]
     tiles = overview.fleet_tiles([pool], MINUTE)
 
     assert (p50.label, engine.label, tiles.ttft_source) == ("p50 (router)", "p50 (engine)", "router")
@@ -249,7 +249,7 @@ def test_ttft_has_the_share_of_timed_responses_and_other_responses_have_a_latenc
     route_reading(router, at, group="plain", plain={200: 10})
 
     mixed, plain = overview.group_rows([pool], MINUTE)
-    lines = series.ttft_quantiles([pool], MINUTE)
+    lines = figures.ttft_by_router(Subject([pool]), MINUTE)
 
     assert mixed.ttft_timed_ratio == 0.51
     assert mixed.ttft_p95_s == pytest.approx(0.001 * 1.05**100, rel=0.05)
@@ -268,7 +268,7 @@ def test_ttft_is_of_engines_if_no_response_was_streamed(r1, router, pool):
     route_reading(router, at, plain={200: 10})
 
     tiles = overview.fleet_tiles([pool], MINUTE)
-    (p50,) = series.ttft_quantiles([pool], MINUTE, quantiles=(0.5,))
+    (p50,) = figures.ttft_by_router(Subject([pool]), MINUTE)[:1]
 
     assert (tiles.ttft_source, tiles.ttft_timed_ratio, p50.label, p50.note) == ("engine", 1.0, "p50 (engine)", "")
     assert tiles.ttft_p50_s == pytest.approx(0.05)
@@ -281,7 +281,7 @@ def test_histograms_with_different_edges_are_merged_on_common_edges_with_a_note(
     engine_reading(r1, at, queries=1, hits=0, ttft={1: 4}, edges=(0.1, 0.5, 1.0))
     engine_reading(r2, at, queries=1, hits=0, ttft={0: 4}, edges=(0.3, 1.0))
 
-    (p50,) = series.ttft_quantiles([pool], MINUTE, quantiles=(0.5,))
+    (p50,) = figures.ttft_by_router(Subject([pool]), MINUTE)[:1]
 
     assert p50.band[0] == (0.0, 1.0)
     assert p50.note
@@ -295,7 +295,7 @@ def test_figures_of_a_pool_exclude_other_pools(r1, pool):
 
     assert overview.fleet_tiles([pool], MINUTE).hit_rate_ratio == 0.5
     assert overview.fleet_tiles(None, MINUTE).hit_rate_ratio == 0.75
-    assert [line.label for line in series.hit_rate_by_replica([other], MINUTE)] == ["e1"]
+    assert [line.label for line in series.hit_rate_by_replica(Subject([other]), MINUTE)] == ["e1"]
 
 
 def test_running_and_waiting_are_of_the_newest_scrape_and_unknown_after_a_failed_scrape(r1, r2, pool):
@@ -360,10 +360,10 @@ def test_the_number_of_queries_does_not_grow_with_the_fleet(pool, router, django
         (lambda: overview.fleet_tiles([pool], MINUTE), 11),
         (lambda: overview.replica_rows(overview.replicas_of([pool]), MINUTE), 4),
         (lambda: overview.group_rows([pool], MINUTE), 7),
-        (lambda: series.hit_rate_by_replica([pool], MINUTE), 2),
-        (lambda: series.hit_rate_by_group([pool], MINUTE), 1),
-        (lambda: series.ttft_quantiles([pool], MINUTE), 4),
-        (lambda: series.utilization_by_replica([pool], MINUTE), 2),
+        (lambda: series.hit_rate_by_replica(Subject([pool]), MINUTE), 2),
+        (lambda: series.hit_rate_by_group(Subject([pool]), MINUTE), 1),
+        (lambda: figures.ttft_by_router(Subject([pool]), MINUTE), 4),
+        (lambda: series.utilization_by_replica(Subject([pool]), MINUTE, "kv_usage"), 2),
     ):
         with django_assert_num_queries(count):
             query()
@@ -389,8 +389,8 @@ def test_a_hit_rate_that_the_engine_does_not_report_is_not_reported_instead_of_z
     engine_reading(r1, at, queries=1000, not_reported=["hits"])
     engine_reading(r2, at, queries=1000, hits=400)
 
-    lines = series.hit_rate_by_replica([pool], MINUTE)
-    (of_pool,) = series.hit_rate_by_pool([pool], MINUTE)
+    lines = series.hit_rate_by_replica(Subject([pool]), MINUTE)
+    (of_pool,) = series.hit_rate_by_pool(Subject([pool]), MINUTE)
 
     assert [(values(line)[0], line.states[0]) for line in lines] == [
         (None, PointState.NOT_REPORTED),
@@ -449,10 +449,10 @@ def test_a_group_s_figures_say_which_share_of_the_responses_they_rest_on(pool, r
     shares = groups.replica_shares(subject, MINUTE)
     assert {share.name: share.accounted_ratio for share in shares} == {"r1": 0.5, "r2": 0.0}
 
-    notes = {line.label: line.note for line in series.hit_rate_by_group([pool], MINUTE)}
+    notes = {line.label: line.note for line in series.hit_rate_by_group(Subject([pool]), MINUTE)}
     assert notes["part"] == f"part covers 25.0 % of the responses. {UPPER_BOUND}"
     assert notes["whole"] == notes["failed"] == ""
-    assert chart_series.hit_rate(subject, MINUTE)[0].note.startswith("Hit rate covers 25.0 % of the responses.")
+    assert figures.hit_rate(subject, MINUTE)[0].note.startswith("Hit rate covers 25.0 % of the responses.")
 
 
 @pytest.mark.parametrize(

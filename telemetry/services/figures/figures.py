@@ -1,21 +1,22 @@
-"""Series of charts for one subject: fleet, pool, task group or replica.
+"""Every figure over time of a subject (fleet, pool, task group or replica), which pages, CSV and REST read.
 
-``series.py`` compares several objects, with a line each; these series show different aspects of one subject (local and
-total hit rate, reachable hit rate, tiers, outcomes). Series of a task group are from router metrics, because engines do
-not know task groups.
+``FIGURES`` has them all: add one there, and its query here, or to ``series.py`` if it compares several objects with a
+line each, or to ``engine.py`` if only some engines report it. Series of a task group are from router metrics, because
+engines do not know task groups. The step of a window must be one for which data is retained (``fit_window``).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from telemetry.metrics.histograms import Merged, share_at_most
 from telemetry.metrics.rates import accounted_ratio, hit_rate_ratio, ratio, sum_known
 from telemetry.metrics.windows import PointState, Series, Window
-from telemetry.services.figures import groups, series
+from telemetry.services.figures import engine, groups, series
 from telemetry.services.figures.overview import Kind, Subject, share_of_responses, timed_note
 from telemetry.services.figures.series import NO_VALUE, Point, hit_rate_of, line_of
 from telemetry.storage import sums
@@ -122,7 +123,7 @@ def _reachable_note(subject: Subject, reachable: list[Series]) -> str:
 def hit_rate_by_replica(subject: Subject, window: Window) -> list[Series]:
     """A line per replica: from engine metrics, or for a task group from the responses of each replica."""
     if subject.kind is not Kind.GROUP:
-        return series.hit_rate_by_replica(subject.pools, window)
+        return series.hit_rate_by_replica(subject, window)
     covered = _coverage_by_start(window)
     by_replica = _router_rows_by_replica(
         subject, window, "requests", "prompt_tokens", "cached_tokens", *ACCOUNTED_COLUMNS
@@ -189,12 +190,12 @@ def _coverage_note(subject: Subject, window: Window, clock: str, merged: Mapping
     """Text about the share of responses with a TTFT; "" for all. One query for router TTFT."""
     if clock != "router":
         return ""
-    return timed_note(merged.values(), groups.non_streamed_latency(subject, window, whole=True).values())
+    return timed_note(merged.values(), groups.latency(subject, window, streamed=False, whole=True).values())
 
 
-def non_streamed_latency(subject: Subject, window: Window) -> list[Series]:
-    """Router latency p50 and p95 of responses that are not streamed."""
-    return _quantiles(groups.non_streamed_latency(subject, window), "router", window)
+def latency(subject: Subject, window: Window, *, streamed: bool) -> list[Series]:
+    """Router latency p50 and p95 of whole successful responses, streamed or not."""
+    return _quantiles(groups.latency(subject, window, streamed=streamed), "router", window)
 
 
 def ttft_by_engine(subject: Subject, window: Window) -> list[Series]:
@@ -220,7 +221,7 @@ def ttft_by_reuse(subject: Subject, window: Window) -> list[Series]:
 def _reuse_coverage_note(subject: Subject, window: Window, known: list[Merged]) -> str:
     """Text about the share of responses that are streamed and report cached tokens. Two queries."""
     timed = groups.router_ttft(subject, window, whole=True)
-    non_streamed = groups.non_streamed_latency(subject, window, whole=True)
+    non_streamed = groups.latency(subject, window, streamed=False, whole=True)
     return series.accounted_note("TTFT by reuse", share_of_responses(known, [*timed.values(), *non_streamed.values()]))
 
 
@@ -249,14 +250,14 @@ def _point_within(part: Merged, edge: float | None) -> Point:
 def gauge(subject: Subject, window: Window, name: str) -> list[Series]:
     """``kv_usage`` (0 to 1), ``running`` or ``waiting``: a line per replica, or per rank of one replica."""
     if subject.replica is None:
-        return series.utilization_by_replica(subject.pools, window, name)
+        return series.utilization_by_replica(subject, window, name)
     points: dict[str, dict[datetime, Point]] = defaultdict(dict)
     failed: dict[datetime, Point] = {}
-    for (model, engine), start, value, stale in engine_gauges(subject.replica.pk, window, series.GAUGES[name]):
-        if stale and not (model or engine):
+    for (model, rank), start, value, stale in engine_gauges(subject.replica.pk, window, series.GAUGES[name]):
+        if stale and not (model or rank):
             failed[start] = (None, PointState.STALE)
         else:
-            points[rank_name(model, engine)][start] = (
+            points[rank_name(model, rank)][start] = (
                 value,
                 PointState.OK if value is not None else PointState.UNKNOWN,
             )
@@ -341,3 +342,116 @@ def _router_rows_by_replica(subject: Subject, window: Window, *names: str) -> di
 
 def _coverage_by_start(window: Window) -> dict[datetime, sums.Coverage]:
     return {step.start: step for step in coverage(window)}
+
+
+# --- the registry -----------------------------------------------------------------------------------------
+
+ALL = frozenset(Kind)
+ENGINES = ALL - {Kind.GROUP}  # engines do not know task groups
+GROUPS = ALL - {Kind.REPLICA}
+NO_FIRST_TOKEN = "no streamed response"  # noqa: S105 - no secret
+NO_SAMPLES = "no sampled KV block was reported; vLLM samples them with --kv-cache-metrics"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure over time. REST has it as ``/series?metric=METRIC&by=BY``, pages as a view of a chart."""
+
+    metric: str
+    by: str
+    unit: str  # "ratio", "seconds" or "count"
+    query: Callable[[Subject, Window], list[Series]]
+    kinds: frozenset[Kind] = ALL  # of subjects
+    stacked: bool = False
+    per: str = ""  # what a count is divided by: "second"
+    empty: str = ""  # why there may be no data although scrapes succeed; "": by the states of the lines
+
+    @property
+    def unit_text(self) -> str:
+        """The unit in words, for the header of a column."""
+        return f"{self.unit} per {self.per}" if self.per else self.unit
+
+
+def _gauge(metric: str, unit: str) -> Figure:
+    return Figure(metric, "replica", unit, partial(gauge, name=metric), ENGINES)
+
+
+def _within(objective_s: float) -> Figure:
+    query = partial(share_within, objective_s=objective_s)
+    return Figure("within", f"{objective_s:g}", "ratio", query, empty=NO_FIRST_TOKEN)
+
+
+# The first ``by`` of a metric is its default.
+_FIGURES = (
+    Figure("hit_rate", "replica", "ratio", hit_rate_by_replica, GROUPS),
+    Figure("hit_rate", "group", "ratio", series.hit_rate_by_group, GROUPS - {Kind.GROUP}),
+    Figure("hit_rate", "pool", "ratio", series.hit_rate_by_pool, frozenset({Kind.FLEET})),
+    Figure("hit_rate", "tier", "ratio", tiers, ENGINES, stacked=True),
+    Figure("hit_rate", "whole", "ratio", hit_rate),
+    Figure("hit_rate", "rank", "ratio", hit_rate_by_engine, frozenset({Kind.REPLICA})),
+    Figure("reachable", "pool", "ratio", partial(series.reachable_by, by="pool"), frozenset({Kind.FLEET})),
+    Figure("reachable", "group", "ratio", partial(series.reachable_by, by="group"), frozenset({Kind.FLEET})),
+    Figure("local_hit_rate", "replica", "ratio", partial(series.hit_rate_by_replica, local=True), ENGINES),
+    Figure("ttft", "quantile", "seconds", ttft_by_router, empty=NO_FIRST_TOKEN),
+    Figure("ttft", "reuse", "seconds", ttft_by_reuse, GROUPS, empty="no streamed response reported its cached tokens"),
+    Figure("engine_ttft", "quantile", "seconds", ttft_by_engine, ENGINES),
+    Figure(
+        "engine_ttft",
+        "phase",
+        "seconds",
+        engine.queue_and_prefill,
+        ENGINES,
+        stacked=True,
+        empty="no engine reported time in queue or in prefill",
+    ),
+    Figure("latency", "plain", "seconds", partial(latency, streamed=False), empty="all responses were streamed"),
+    Figure("latency", "streamed", "seconds", partial(latency, streamed=True)),
+    _within(0.5),
+    _within(0.25),
+    _within(1.0),
+    _within(2.5),
+    _gauge("kv_usage", "ratio"),
+    _gauge("running", "count"),
+    _gauge("waiting", "count"),
+    Figure(
+        "waiting",
+        "reason",
+        "count",
+        engine.waiting_by_reason,
+        ENGINES,
+        stacked=True,
+        empty="no engine reported waiting requests by reason",
+    ),
+    Figure("preemptions", "replica", "count", preemptions, ENGINES, per="second"),
+    Figure("outcomes", "outcome", "count", outcomes, per="second"),
+    Figure("request_share", "replica", "ratio", requests_by_replica, GROUPS),
+    Figure(
+        "prompt_share",
+        "source",
+        "ratio",
+        engine.prompt_sources,
+        ENGINES,
+        stacked=True,
+        empty="no engine reported prompt tokens by source",
+    ),
+    Figure("mm_hit_rate", "pools", "ratio", engine.mm_hit_rate, ENGINES, empty="no engine reported multimodal items"),
+    Figure("block_time", "phase", "seconds", engine.block_times, ENGINES, empty=NO_SAMPLES),
+    Figure("sampled_evictions", "replica", "count", engine.sampled_evictions, ENGINES, per="minute", empty=NO_SAMPLES),
+    Figure(
+        "cache_churn",
+        "replica",
+        "count",
+        engine.cache_churn,
+        ENGINES,
+        per="hour",
+        empty="no engine reported its tokens and the size of its KV cache",
+    ),
+    *(  # sums over each step, not rates
+        Figure(name, by, "count", partial(query, value=name), frozenset({Kind.FLEET}))
+        for name in series.VALUES
+        for by, query in (("group", series.by_group), ("pool", series.by_pool))
+    ),
+)
+FIGURES: dict[str, dict[str, Figure]] = defaultdict(dict)  # by metric and ``by``
+for _figure in _FIGURES:
+    FIGURES[_figure.metric][_figure.by] = _figure
