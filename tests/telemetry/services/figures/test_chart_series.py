@@ -49,6 +49,7 @@ def test_a_pools_hit_rate_is_sums_over_sums_with_the_local_cache_told_apart(pool
 
 
 def test_tiers_are_shares_of_the_queries_and_only_those_that_are_there(pool, replicas):
+    """H4"""
     engine_reading(replicas[0], START + timedelta(seconds=5), queries=1000, hits=400, external_hits=200,
                    device_tokens=400, host_tokens=150, p2p_tokens=0, disk_tokens=50, other_tokens=0)  # fmt: skip
 
