@@ -22,7 +22,8 @@ from controlplane.models import Pool
 from telemetry.api.breakdown import BreakdownQuery
 from telemetry.lab.scaling import Limit
 from telemetry.lab.shared_cache import Advice, tier_parameters, tiers_of
-from telemetry.services.figures.semantic_cache import BY_SEVERITY, UNKNOWN, semantic_cache_of
+from telemetry.services.figures.kv_streams import UNKNOWN
+from telemetry.services.figures.semantic_cache import BY_SEVERITY, semantic_cache_of
 from telemetry.services.lab.costs import response_cache_figures
 from telemetry.services.lab.scaling import scaling_of
 from telemetry.services.lab.sizing import sizing_of

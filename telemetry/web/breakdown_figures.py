@@ -5,7 +5,7 @@ SVG charts: values and limits of an alert rule, and the precision of a semantic 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -89,21 +89,10 @@ def curve_figure(curve: CapacityCurve) -> dict[str, Any]:
     """The hit rate by multiples of the current cache size."""
     multiples = [point["multiple"] for point in curve.points]
     traces = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": label,
-            "x": multiples,
-            "y": [round(point[name], 4) for point in curve.points],
-            "line": {"color": figures.colour(number), "dash": figures.dash(number), "width": 2},
-            "hovertemplate": f"%{{x}} times: %{{y:.1%}}<extra>{label}</extra>",
-        }
+        line_trace(label, multiples, [point[name] for point in curve.points], number, "%{x} times: %{y:.1%}")
         for name, label, number in CURVES
     ]
-    current_size = {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1}
-    layout = figure_layout(48) | {
-        "showlegend": True,
-        "legend": {"orientation": "h", "y": -0.16, "x": 0},
+    layout = figure_layout(48, LEGEND) | {
         "xaxis": {
             "type": "log",
             "range": [-0.65, 0.95],
@@ -112,7 +101,7 @@ def curve_figure(curve: CapacityCurve) -> dict[str, Any]:
             "fixedrange": True,
         },
         "yaxis": {"range": [0, 1.02], "tickformat": ".0%", "dtick": 0.25, "fixedrange": True},
-        "shapes": [{**current_size, "line": {"color": figures.REST, "width": 1, "dash": "dot"}}],
+        "shapes": [vertical_line(1)],
     }
     return figure_json(traces, layout, curve_summary(curve))
 
@@ -131,7 +120,31 @@ def curve_summary(curve: CapacityCurve) -> str:
     )
 
 
-def figure_layout(left: int) -> dict[str, Any]:
+LEGEND: dict[str, Any] = {"showlegend": True, "legend": {"orientation": "h", "y": -0.16, "x": 0}}
+
+
+def line_trace(
+    label: str, x: Sequence[Any], y: Sequence[float | None], number: int, hover: str, *, mode: str = "lines+markers"
+) -> dict[str, Any]:
+    """Line number ``number`` of a chart; ``hover`` is Plotly's template of the text at a point."""
+    return {
+        "type": "scatter",
+        "mode": mode,
+        "name": label,
+        "x": x,
+        "y": [None if value is None else round(value, 4) for value in y],
+        "line": {"color": figures.colour(number), "dash": figures.dash(number), "width": 2},
+        "hovertemplate": f"{hover}<extra>{label}</extra>",
+    }
+
+
+def vertical_line(x: float) -> dict[str, Any]:
+    """A dotted line that marks the present size."""
+    line = {"color": figures.REST, "width": 1, "dash": "dot"}
+    return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": line}
+
+
+def figure_layout(left: int, legend: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Layout that the lab's charts share; ``left`` is the margin in pixels."""
     return {
         "template": None,
@@ -139,6 +152,7 @@ def figure_layout(left: int) -> dict[str, Any]:
         "showlegend": False,
         "dragmode": False,
         "margin": {"l": left, "r": 16, "t": 8, "b": 36},
+        **(legend or {}),
     }
 
 

@@ -12,12 +12,12 @@ from telemetry.lab.predictions import MAX_HIT_ERROR, MAX_TTFT_ERROR
 from telemetry.lab.sweeps import Point
 from telemetry.models import Prediction
 from telemetry.web import figures
-from telemetry.web.breakdown_figures import figure_json, figure_layout
+from telemetry.web.breakdown_figures import LEGEND, figure_json, figure_layout, line_trace, vertical_line
 
 LINES = (
-    ("hit_rate", "Hit rate", "y", 0),
-    ("ttft_p50_s", "TTFT p50 (right axis)", "y2", 1),
-    ("ttft_p95_s", "TTFT p95 (right axis)", "y2", 2),
+    ("hit_rate", "Hit rate", "y", ".1%", 0),
+    ("ttft_p50_s", "TTFT p50 (right axis)", "y2", ".3f", 1),
+    ("ttft_p95_s", "TTFT p95 (right axis)", "y2", ".3f", 2),
 )
 
 
@@ -26,27 +26,13 @@ def sweep_figure(points: Sequence[Point], slug: str) -> dict[str, Any]:
     known = [point for point in points if point.figures is not None]
     sizes = [point.replicas if slug == "replicas" else point.cache_tokens for point in known]
     traces = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": label,
-            "x": sizes,
-            "y": [_rounded((point.figures or {})[name]) for point in known],
-            "yaxis": axis,
-            "line": {"color": figures.colour(number), "dash": figures.dash(number), "width": 2},
-            "hovertemplate": f"%{{x}}: %{{y:{'.1%' if axis == 'y' else '.3f'}}}<extra>{label}</extra>",
-        }
-        for name, label, axis, number in LINES
+        line_trace(label, sizes, [(point.figures or {})[name] for point in known], number, f"%{{x}}: %{{y:{shown}}}")
+        | {"yaxis": axis}
+        for name, label, axis, shown, number in LINES
     ]
     present = next((size for point, size in zip(known, sizes, strict=True) if point.is_current), None)
-    mark = {"type": "line", "x0": present, "x1": present, "yref": "paper", "y0": 0, "y1": 1}
-    layout: dict[str, Any] = {
-        "template": None,
-        "autosize": True,
-        "showlegend": True,
-        "dragmode": False,
+    layout = figure_layout(48, LEGEND) | {
         "margin": {"l": 48, "r": 56, "t": 8, "b": 36},
-        "legend": {"orientation": "h", "y": -0.16, "x": 0},
         "xaxis": _axis(sizes, slug),
         "yaxis": {"range": [0, 1.02], "tickformat": ".0%", "fixedrange": True},
         "yaxis2": {
@@ -58,13 +44,9 @@ def sweep_figure(points: Sequence[Point], slug: str) -> dict[str, Any]:
             "showgrid": False,
             "fixedrange": True,
         },
-        "shapes": [] if present is None else [{**mark, "line": {"color": figures.REST, "width": 1, "dash": "dot"}}],
-        "annotations": [],
+        "shapes": [] if present is None else [vertical_line(present)],
     }
-    from plotly import graph_objects  # noqa: PLC0415 - the import takes half a second
-
-    figure = graph_objects.Figure(data=traces, layout=layout).to_plotly_json()
-    return {"data": figure["data"], "layout": figure["layout"]}
+    return figure_json(traces, layout, "")
 
 
 def _axis(sizes: Sequence[int], slug: str) -> dict[str, Any]:
@@ -74,10 +56,6 @@ def _axis(sizes: Sequence[int], slug: str) -> dict[str, Any]:
     shown = [low - 0.3, high + 0.3] if slug == "replicas" else [log10(low) - 0.1, log10(high) + 0.1]
     kind = "linear" if slug == "replicas" else "log"
     return {"type": kind, "fixedrange": True, "range": shown, "tickvals": list(sizes), "ticktext": texts}
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
 
 
 MARGIN = timedelta(minutes=30)  # beside the first and the last mark
@@ -130,9 +108,7 @@ def error_figure(records: Sequence[Prediction], slug: str) -> dict[str, Any]:
     times = [record.rollout.started_at for record, _ in known]
     margin = max(MARGIN, (max(times) - min(times)) / 20) if times else MARGIN
     reach = 1.2 * max([figure.limit, *(abs(value) for _, value in known)])
-    layout = figure_layout(72) | {
-        "showlegend": True,
-        "legend": {"orientation": "h", "y": -0.16, "x": 0},
+    layout = figure_layout(72, LEGEND) | {
         "xaxis": {
             "type": "date",
             "fixedrange": True,

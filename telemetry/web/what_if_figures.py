@@ -8,8 +8,7 @@ from typing import Any
 
 from telemetry.lab.predictions import Verdict, overload_text
 from telemetry.models import WhatIf
-from telemetry.web import figures
-from telemetry.web.breakdown_figures import figure_json, figure_layout
+from telemetry.web.breakdown_figures import LEGEND, figure_json, figure_layout, line_trace
 
 VERDICTS = {
     Verdict.BETTER: ("better", "good"),
@@ -78,24 +77,21 @@ def figure_of(what_if: WhatIf, slug: str) -> dict[str, Any]:
     lines += [(row.name, replay["timeline"]) for row, replay in zip(rows_of(what_if)[1:], what_if.replays, strict=True)]
     times = [datetime.fromtimestamp(point["at"], UTC).isoformat() for point in lines[0][1]]
     traces = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": label,
-            "x": [datetime.fromtimestamp(point["at"], UTC).isoformat() for point in points],
-            "y": [None if point[name] is None else round(point[name], 4) for point in points],
-            "line": {"color": figures.colour(number), "dash": figures.dash(number), "width": 2},
-            "hovertemplate": f"%{{y:{'.1%' if slug == 'hit-rate' else '.3f'}}}<extra>{label}</extra>",
-        }
+        line_trace(
+            label,
+            [datetime.fromtimestamp(point["at"], UTC).isoformat() for point in points],
+            [point[name] for point in points],
+            number,
+            "%{y:.1%}" if slug == "hit-rate" else "%{y:.3f}",
+            mode="lines",
+        )
         for number, (label, points) in enumerate(lines)
         if points
     ]
     axis = (
         {"tickformat": ".0%", "range": [0, 1.02]} if slug == "hit-rate" else {"ticksuffix": " s", "rangemode": "tozero"}
     )
-    layout = figure_layout(56) | {
-        "showlegend": True,
-        "legend": {"orientation": "h", "y": -0.16, "x": 0},
+    layout = figure_layout(56, LEGEND) | {
         "xaxis": {"type": "date", "fixedrange": True, "range": [times[0], times[-1]]},
         "yaxis": {"fixedrange": True, **axis},
     }

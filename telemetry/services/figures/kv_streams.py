@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from django.conf import settings
 from django.db.models import F, Func, JSONField, Value
@@ -53,11 +53,8 @@ class Advice:
 
     state: str
     meaning: str
-    action: str
-
-    @property
-    def tone(self) -> str:
-        return TONES.get(self.state, "")
+    action: str = ""
+    tone: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,7 @@ def kv_streams_of(replica: Replica) -> KvStreams | None:
     state = {name: F(f"scrape_state__{name}") for name in ("at", "ok_at", "failures", "reason")}
     routers = Router.objects.filter(lost_at=None).order_by("name").values("name", streams=streams, **state)
     rows = [row for router in routers for row in _rows(router, replica.data_parallel_size)]
-    return KvStreams(rows, [*_unknown(rows), *_advice(rows, replica.kv_events)])
+    return KvStreams(rows, [*unknown_states(rows), *_advice(rows, replica.kv_events)])
 
 
 def _rows(router: Mapping[str, Any], ranks: int) -> Iterator[StreamRow]:
@@ -120,18 +117,27 @@ def _row(router: str, rank: int, stream: Mapping[str, Any] | None, reason: str) 
     )
 
 
-def _unknown(rows: Sequence[StreamRow]) -> Iterator[Advice]:
-    """Why streams are unknown, once for each reason."""
+class ReportedRow(Protocol):
+    """What a router reports, or why it is unknown."""
+
+    @property
+    def router(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+
+
+def unknown_states(rows: Sequence[ReportedRow]) -> Iterator[Advice]:
+    """Why states are unknown, once for each reason."""
     for reason in dict.fromkeys(row.reason for row in rows if row.reason):
         routers = dict.fromkeys(row.router for row in rows if row.reason == reason)
-        yield Advice(UNKNOWN, f"{', '.join(routers)}: {reason}", "")
+        yield Advice(UNKNOWN, f"{', '.join(routers)}: {reason}")
 
 
 def _advice(rows: Sequence[StreamRow], events: Mapping[str, Any]) -> Iterator[Advice]:
     first = {row.state: row.rank for row in reversed(rows)}  # the rank whose ports the commands test, by state
     for state in BY_SEVERITY:
         if state in first:
-            yield Advice(state, *_texts(events, first[state])[state])
+            yield Advice(state, *_texts(events, first[state])[state], TONES.get(state, ""))
 
 
 def _texts(events: Mapping[str, Any], rank: int) -> dict[str, tuple[str, str]]:

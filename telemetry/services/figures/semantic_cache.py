@@ -12,9 +12,8 @@ from django.utils import timezone
 
 from controlplane.models import Router, TaskGroup
 from routing.schema import wilson_interval
-from telemetry.services.figures.kv_streams import scrape_problem
+from telemetry.services.figures.kv_streams import UNKNOWN, Advice, scrape_problem, unknown_states
 
-UNKNOWN = "unknown"
 BY_SEVERITY = ("stopped", "collecting", "shadow", "serving")
 TONES = {"serving": "good", "shadow": "", "collecting": "warn", "stopped": "bad"}
 NOT_REPORTED = "The router does not report this cache. It has not received this configuration yet: see Routers."
@@ -55,19 +54,6 @@ class PrecisionPoint:
     def interval(self) -> tuple[float, float]:
         """Its 95 % interval."""
         return wilson_interval(self.checks - self.wrong, self.checks)
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """What one state means, and what to do ("": nothing)."""
-
-    state: str
-    meaning: str
-    action: str
-
-    @property
-    def tone(self) -> str:
-        return TONES.get(self.state, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +128,11 @@ def _row(router: Mapping[str, Any]) -> RouterRow:
 
 
 def _advice(rows: Sequence[RouterRow], settings: Mapping[str, Any]) -> Iterator[Advice]:
-    for reason in dict.fromkeys(row.reason for row in rows if row.reason):
-        routers = dict.fromkeys(row.router for row in rows if row.reason == reason)
-        yield Advice(UNKNOWN, f"{', '.join(routers)}: {reason}", "")
+    yield from unknown_states(rows)
     found, texts = {row.state for row in rows}, _texts(settings)
     for state in BY_SEVERITY:
         if state in found:
-            yield Advice(state, *texts[state])
+            yield Advice(state, *texts[state], TONES.get(state, ""))
 
 
 def _texts(settings: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
