@@ -147,9 +147,6 @@ def data_plane(settings: ServeSettings) -> DataPlane:
     from routing.workers.multiprocess import MultiProcess  # noqa: PLC0415 - most routers do not need it
 
     files, signatures = LastKnownGood(settings.state_dir), Signatures(settings.config_keys)
-    if state_exchange() is not None:
-        reason = f"a router with {settings.workers} workers shares nothing with other routers; use more routers instead"
-        event(logger, "shared_state_off", level=logging.WARNING, reason=reason)
     return MultiProcess(settings.name, files, __version__, settings.workers, settings.tls, signatures=signatures)
 
 

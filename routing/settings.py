@@ -120,8 +120,11 @@ def cache_store(environ: Mapping[str, str] = os.environ) -> Store | None:
         raise _invalid_url(CACHE_URL) from None
 
 
-def state_exchange(environ: Mapping[str, str] = os.environ) -> Exchange | None:
-    """The exchange with other routers at ``WARMPATH_ROUTER_STATE_URL``; None if that is not set. SettingsError."""
+def state_exchange(environ: Mapping[str, str] = os.environ, router: str = "") -> Exchange | None:
+    """The exchange with other routers at ``WARMPATH_ROUTER_STATE_URL``; None if that is not set. SettingsError.
+
+    ``router``: of the parent, in a worker.
+    """
     url = from_environment(environ, STATE_URL)
     if url is None:
         return None
@@ -130,7 +133,7 @@ def state_exchange(environ: Mapping[str, str] = os.environ) -> Exchange | None:
     from routing.sharing.transports import ServerTransport  # noqa: PLC0415
 
     try:
-        return Exchange(ServerTransport(url))
+        return Exchange(ServerTransport(url), router)
     except ValueError:
         raise _invalid_url(STATE_URL) from None
 

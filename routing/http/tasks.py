@@ -32,10 +32,9 @@ class Background(StrEnum):
     EVENTS = "events"  # collects events
     ANNOUNCING = "announcing"  # registers with the control plane
     WORKERS = "workers"  # supervises workers
-    LOADS = "loads"  # exchanges loads among workers
     KV_EVENTS = "kv_events"  # takes KV cache events of replicas
     RESIDENCY = "residency"  # saves the residency index
-    SHARING = "sharing"  # exchanges state with other routers
+    SHARING = "sharing"  # exchanges state with other routers and workers
     LIMITS = "limits"  # admits requests to permits that another worker has released
 
 
@@ -76,7 +75,7 @@ def _record_failure(loop: Background, error: Exception) -> None:
 
 
 class Periodic:
-    """Calls ``work``, which must be short, every ``period_s`` on the event loop.
+    """Calls ``work``, which must be short and may change ``period_s``, every ``period_s`` on the event loop.
 
     ``reads_first``: after the loop has read what has arrived, because the work judges who is silent.
     """
@@ -86,7 +85,7 @@ class Periodic:
     ) -> None:
         self._loop = loop
         self._reads_first = reads_first
-        self._period_s = period_s
+        self.period_s = period_s
         self._work = work
         self._failures_in_a_row = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -119,7 +118,7 @@ class Periodic:
         except Exception as error:  # noqa: BLE001 - the next tick must run
             self._failures_in_a_row += 1
             _record_failure(self._loop, error)
-        delay_s = max(self._period_s, pause_s(self._failures_in_a_row) if self._failures_in_a_row else 0.0)
+        delay_s = max(self.period_s, pause_s(self._failures_in_a_row) if self._failures_in_a_row else 0.0)
         self._timer = running.call_at(started_at + delay_s, self._tick)
 
 

@@ -54,6 +54,10 @@ class SharedLimits(Protocol):
         """The permits of a concurrency limiter."""
         ...
 
+    def admits(self, in_flight: int, limit: int) -> bool:
+        """Whether all processes together have fewer requests in flight than ``limit``; this one has ``in_flight``."""
+        ...
+
 
 MAX_RETRY_AFTER_S: Final = 60
 _MAX_CLOCK_S: Final = 1e9  # above any clock's value, and small enough that a float still resolves microseconds

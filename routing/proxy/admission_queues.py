@@ -130,10 +130,11 @@ class AdmissionQueues:
         queues = [self._queues[key] for key in keys if key in self._queues]
         return QueuePermit(queues, effective, on_admitted, on_rejected)
 
-    def admit(self) -> None:
-        """Admit requests to permits that another process has released."""
+    def admit(self) -> bool:
+        """Admit requests to permits that another process has released; whether any still wait."""
         for queue, _ in self._queues.values():
             queue.admit()
+        return any(queue.waiting for queue, _ in self._queues.values())
 
     def expire(self) -> None:
         """Reject requests that have waited for too long."""

@@ -171,7 +171,6 @@ class Router:
         self.closed: Counter[CloseReason] = Counter()  # client connections, since the process started
         self.unfinished_body_bytes = 0  # of bodies that are still being received
         self.requests = 0  # accepted since the process started
-        self.other_workers_in_flight = 0  # requests in flight in workers that share the port
         self._retired: set[ConnectionPool] = set()
         self._generated_ids = 0
         self._housekeeping = Periodic(Background.HOUSEKEEPING, HOUSEKEEPING_S, self._run_housekeeping, reads_first=True)
@@ -254,7 +253,8 @@ class Router:
             raise RejectedRequestError(503, "this router has no configuration yet", retry_after_s=RETRY_AFTER_S)
         if active.access is not None:
             request.grant = active.access.authenticate(head)
-        if self.services.in_flight + self.other_workers_in_flight >= active.limits.max_in_flight:
+        in_flight, limit, shared = self.services.in_flight, active.limits.max_in_flight, self.shared_limits
+        if in_flight >= limit or not (shared is None or shared.admits(in_flight, limit)):
             raise RejectedRequestError(503, "this router is at its limit of requests", retry_after_s=RETRY_AFTER_S)
         if request.grant is not None:
             request.grant.admit()

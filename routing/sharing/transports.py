@@ -205,10 +205,22 @@ class WorkerTransport:
                     self._on_message(bytes(self._buffer[:size]))
 
 
-def datagram_pair() -> tuple[socket.socket, socket.socket]:
-    """The end from which one worker reads, and the end into which all workers write."""
-    receiving, sending = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    sending.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, QUEUE_BYTES)
-    for end in (receiving, sending):
-        end.setblocking(False)
-    return receiving, sending
+class WorkerQueue:
+    """The sockets of one place for a worker: it reads from one end, and all workers write into the other."""
+
+    def __init__(self) -> None:
+        self.receiving, self.sending = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.sending.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, QUEUE_BYTES)
+        for end in (self.receiving, self.sending):
+            end.setblocking(False)
+
+    def clear(self) -> None:
+        """Drop what a worker that has exited did not read."""
+        with suppress(BlockingIOError):
+            while True:
+                self.receiving.recv(1)
+
+    def close(self) -> None:
+        """Close both ends in this process."""
+        self.receiving.close()
+        self.sending.close()

@@ -134,12 +134,15 @@ class WorkerOptions(Struct, frozen=True):
     """Command line of a worker process. File descriptors are inherited."""
 
     name: str  # of the router
+    boot: str  # of the parent
     number: int  # the worker's slot, from 0 on
     workers: int
     channel_fd: int
-    board_fd: int
-    rows: int  # of the board
+    memory_fd: int  # of shared limits
+    rows: int  # of the memory
     row: int  # this worker's
+    receiving_fd: int | None  # of datagrams; None: workers share their state by a server
+    sending_fds: list[int]  # of datagrams, by row
     listening_fds: list[list[int]]  # by slot, one for each address
     tls: TlsFiles
     state_dir: str  # of the router
@@ -149,7 +152,6 @@ class Preparation(Struct, frozen=True):
     """A configuration to prepare."""
 
     document: bytes
-    columns: dict[str, int]  # of the board, by target
     rates: dict[str, int]  # slots of shared limits, by name
     queues: dict[str, int]
 

@@ -46,6 +46,8 @@ GAUGES: Mapping[str, Rule] = {
     "warmpath_router_tokens_per_byte": max,  # each worker measures its own ratio
     "warmpath_router_pool_saturation_ratio": _sum_up_to_1,  # each worker's part of the replicas' prefill rate
     "warmpath_router_pool_prefill_tokens_per_second": max,  # each worker measures the rates of all replicas
+    "warmpath_router_shared_state_peers": min,  # each worker hears all routers
+    "warmpath_router_shared_state_age_seconds": max,
     "warmpath_router_response_cache_store_up": min,
     "warmpath_router_semantic_cache_state": max,  # with a store, all workers have the same state
     "warmpath_router_semantic_cache_recent_precision_ratio": min,

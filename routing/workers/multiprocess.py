@@ -7,7 +7,6 @@ nothing. A worker that has not checked the replica yet does not count. Loads and
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import Any
@@ -24,8 +23,7 @@ from routing.schema import CachePurge, PurgeResult
 from routing.workers.messages import CallRejectedError
 from routing.workers.metrics import lines, parse
 from routing.workers.process import UNREACHABLE
-from routing.workers.shared_configuration import NO_WORKER
-from routing.workers.supervisor import Supervisor
+from routing.workers.supervisor import NO_WORKER, Supervisor
 
 WORKERS_TIMEOUT_S = 3.0  # how long a pushed configuration waits for starting workers; its sender waits longer
 POLL_TIMEOUT_S = 1.0  # how long a response waits for a worker's state; then the last known one is used
@@ -40,7 +38,7 @@ class WorkersView:
 
     def __init__(self, supervisor: Supervisor, version: str) -> None:
         self.name = supervisor.name
-        self.boot = secrets.token_hex(8)  # identifies this run of the parent
+        self.boot = supervisor.boot
         self.store = supervisor.store
         self._supervisor = supervisor
         self._version = version

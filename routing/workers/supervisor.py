@@ -4,6 +4,9 @@ Theory of operation. The parent opens every worker's listening sockets and keeps
 outlives its worker. A slot is the place of a worker with its sockets; the worker in it may change. If a worker exits
 unexpectedly, another one accepts from its sockets until the slot has a worker again. A replacement starts the new
 worker in a slot first, lets it accept from the same sockets, and then drains the old one.
+
+One configuration for all workers is prepared by all of them, then written to disk, then activated by all of them. A
+worker that fails to activate it is killed; a new worker gets the active configuration before it accepts.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -22,22 +26,87 @@ from routing.http.sockets import close_listeners, divert_new_connections
 from routing.http.tasks import Background, run_until_cancelled
 from routing.http.tls import TlsFiles
 from routing.log import defect, event
+from routing.observability.metrics import ConfiguredSeries
 from routing.process import backlog
-from routing.proxy.config_store import LastKnownGood, Signatures
+from routing.proxy.config_store import ConfigStore, LastKnownGood, NackError, RetryLaterError, Signatures, Swap
 from routing.proxy.shutdown import LINGER_S
-from routing.workers.messages import CallRejectedError, WorkerOptions
+from routing.schema import Limits, LoadedSnapshot
+from routing.settings import STATE_URL, from_environment
+from routing.sharing.transports import WorkerQueue
+from routing.workers.messages import CallRejectedError, Preparation, WorkerOptions
 from routing.workers.metrics import MergedMetrics
 from routing.workers.process import CALL_S, UNREACHABLE, WorkerPoller, WorkerProcess, run_or_kill
 from routing.workers.sequence import DecisionSequence
-from routing.workers.shared_configuration import SharedConfiguration
-from routing.workers.shared_state import SharedBoard
+from routing.workers.shared_limits import LimitsMemory, assign_queues, assign_rates
 
 STOP_ACCEPTING_S = 1.0  # until a draining router's port closes, even if a worker does not respond
 FIRST_PAUSE_S = 0.1  # before the second attempt to start a worker, doubled up to MAX_PAUSE_S
 MAX_PAUSE_S = 5.0
 STABLE_S = 10.0  # a worker that ran for longer is replaced without a pause
+NO_WORKER = "no worker is running"
+SILENT_WORKER = "a worker does not respond"
 
 logger = logging.getLogger(__name__)
+
+
+class SharedConfiguration:
+    """The active configuration of all workers. ``ready`` returns the workers that accept."""
+
+    def __init__(
+        self,
+        ready: Callable[[], list[WorkerProcess]],
+        memory: LimitsMemory,
+        files: LastKnownGood,
+        signatures: Signatures | None,
+    ) -> None:
+        self.store = ConfigStore(self._prepare, files, signatures)
+        self.series: ConfiguredSeries | None = None  # None: no configuration yet
+        self._ready = ready
+        self._memory = memory
+        self._rates: dict[str, int] = {}  # slots of shared limits, by name
+        self._queues: dict[str, int] = {}
+
+    @property
+    def drain_timeout_s(self) -> float:
+        """Maximum duration of a worker's drain."""
+        applied = self.store.applied
+        return (applied.snapshot.config.limits if applied else Limits()).drain_timeout_s
+
+    async def bring_up_to_date(self, worker: WorkerProcess) -> None:
+        """Activate the active configuration in a new worker. The caller holds the store's lock."""
+        applied = self.store.applied
+        if applied is not None:
+            await worker.prepare(Preparation(applied.snapshot.document, self._rates, self._queues))
+            await worker.commit()
+
+    async def _prepare(self, snapshot: LoadedSnapshot) -> Swap:
+        """Let every worker prepare a configuration; NackError if one rejects it, RetryLaterError if one is silent.
+
+        RetryLaterError also without workers. One that dies meanwhile is ignored: its successor gets the configuration.
+        """
+        rates = assign_rates(snapshot.config, self._rates, self._memory)
+        queues = assign_queues(snapshot.config, self._queues, self._memory)
+        preparation = Preparation(snapshot.document, rates, queues)
+        workers = self._ready()
+        if any(worker.is_silent for worker in workers):
+            raise RetryLaterError(SILENT_WORKER)
+        results = await asyncio.gather(*(worker.prepare(preparation) for worker in workers), return_exceptions=True)
+        for result in results:
+            if isinstance(result, CallRejectedError):
+                reason, path = result.facts.get("reason", "rejected by a worker"), result.facts.get("path", "$")
+                raise NackError(reason, path=path, revision=snapshot.revision)
+            if isinstance(result, TimeoutError):
+                raise RetryLaterError(SILENT_WORKER)
+        prepared = [worker for worker, result in zip(workers, results, strict=True) if result is None]
+        if not prepared:
+            raise RetryLaterError(NO_WORKER)
+        return partial(self._swap, snapshot, preparation, prepared)
+
+    async def _swap(self, snapshot: LoadedSnapshot, preparation: Preparation, prepared: list[WorkerProcess]) -> None:
+        """Activate a configuration in the workers that prepared it."""
+        self._rates, self._queues = preparation.rates, preparation.queues
+        self.series = ConfiguredSeries(snapshot.config)
+        await asyncio.gather(*(run_or_kill(worker, worker.commit) for worker in prepared))
 
 
 class Supervisor:
@@ -53,11 +122,14 @@ class Supervisor:
         signatures: Signatures | None = None,
     ) -> None:
         self.name = name
+        self.boot = secrets.token_hex(8)  # identifies this run of the parent
         self.workers = workers
         self._tls = tls or TlsFiles()
         self._state_dir = str(files.folder)
-        self._board = SharedBoard.create(2 * workers)  # a slot may have a draining worker beside its present one
-        self.configuration = SharedConfiguration(lambda: self.ready, self._board, files, signatures)
+        self._memory = LimitsMemory.create(2 * workers)  # a slot may have a draining worker beside its present one
+        has_server = from_environment(os.environ, STATE_URL) is not None  # of shared state
+        self._queues = [] if has_server else [WorkerQueue() for _ in range(self._memory.rows)]  # by row
+        self.configuration = SharedConfiguration(lambda: self.ready, self._memory, files, signatures)
         self.store = self.configuration.store
         self.metrics = MergedMetrics()
         self.sequence = DecisionSequence()
@@ -69,7 +141,7 @@ class Supervisor:
         self._sockets: list[list[socket.socket]] = [[] for _ in range(workers)]  # by slot, one for each address
         self._slots: list[WorkerProcess | None] = [None] * workers
         self._processes: set[WorkerProcess] = set()  # including those that start or drain
-        self._free_rows = set(range(self._board.rows))
+        self._free_rows = set(range(self._memory.rows))
         self._changed = asyncio.Condition()  # a row is free, or a worker is ready
         self._tasks: set[asyncio.Task[None]] = set()
         self._sharing = asyncio.Lock()
@@ -183,6 +255,8 @@ class Supervisor:
         for worker in processes:
             worker.kill()
         await asyncio.gather(*(worker.end() for worker in processes))
+        for queue in self._queues:
+            queue.close()
 
     def _close_sockets(self) -> None:
         close_listeners(list(chain(*self._sockets)))
@@ -232,21 +306,29 @@ class Supervisor:
             self._check_not_draining()
             row = self._free_rows.pop()
         own_end, worker_end = socket.socketpair()
-        board, fds = self._board, [[listener.fileno() for listener in sockets] for sockets in self._sockets]
+        memory, fds = self._memory, [[listener.fileno() for listener in sockets] for sockets in self._sockets]
+        datagrams = [queue.sending.fileno() for queue in self._queues]
+        receiving = self._queues[row].receiving.fileno() if self._queues else None
         options = WorkerOptions(
             self.name,
+            self.boot,
             slot,
             self.workers,
             worker_end.fileno(),
-            board.fd,
-            board.rows,
+            memory.fd,
+            memory.rows,
             row,
+            receiving,
+            datagrams,
             fds,
             self._tls,
             self._state_dir,
         )
+        inherited = [options.channel_fd, memory.fd, *chain(*fds), *datagrams]
+        if receiving is not None:
+            inherited.append(receiving)
         try:
-            worker = await WorkerProcess.start(options, own_end, [options.channel_fd, board.fd, *chain(*fds)])
+            worker = await WorkerProcess.start(options, own_end, inherited)
         except BaseException:
             own_end.close()
             await self._release_row(row)
@@ -299,7 +381,9 @@ class Supervisor:
                 return
 
     async def _release_row(self, row: int) -> None:
-        self._board.clear(row)
+        self._memory.clear(row)
+        if self._queues:
+            self._queues[row].clear()
         self._free_rows.add(row)
         await self._notify_changed()
 

@@ -35,9 +35,12 @@ from routing.proxy.router import Router
 from routing.proxy.saved_residency import SavedResidency
 from routing.proxy.shutdown import drain
 from routing.schema import CachePurge, ConfigError, load_snapshot
-from routing.settings import cache_store
+from routing.settings import cache_store, state_exchange
+from routing.sharing.exchange import Exchange
+from routing.sharing.transports import WorkerTransport
+from routing.sharing.view import SILENT_S
 from routing.workers.messages import CallRejectedError, Channel, Preparation, WorkerOptions, WorkerStatus, as_plain
-from routing.workers.shared_state import PERIOD_S, SharedBoard, SharedLoads, WorkerLimits
+from routing.workers.shared_limits import TICK_S, WAITING_TICK_S, LimitsMemory, WorkerLimits
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +49,9 @@ class Worker:
     """A worker and the methods that its parent calls."""
 
     def __init__(self, options: WorkerOptions) -> None:
-        self.router = Router(options.name, tls=Tls(options.tls), cache_store=cache_store())
+        memory = LimitsMemory(options.memory_fd, options.rows)
+        exchange = _exchange(options, memory)
+        self.router = Router(options.name, None, Tls(options.tls), cache_store=cache_store(), state_exchange=exchange)
         services = self.router.services
         services.decisions = DecisionRing(MAX_RECORDS // options.workers, MAX_BYTES // options.workers)
         services.all_admission_queues.share = 1 / options.workers
@@ -55,10 +60,8 @@ class Worker:
         services.tracer = None if self._spans is None else self._spans.tracer
         self._options = options
         self._view = RouterView(self.router, "")
-        board = SharedBoard(options.board_fd, options.rows)
-        self._loads = SharedLoads(self.router, board, options.row)
-        self._limits = self.router.shared_limits = WorkerLimits(board.limits, options.row)
-        self._ticks = Periodic(Background.LIMITS, PERIOD_S, self._tick)
+        self._limits = self.router.shared_limits = WorkerLimits(memory, options.row)
+        self._ticks = Periodic(Background.LIMITS, TICK_S, self._tick)
         self._saved_residency = SavedResidency(self.router.balancer, Path(options.state_dir), options.number)
         self._is_restored = False
         self._prepared: tuple[Swap, Preparation] | None = None
@@ -81,8 +84,6 @@ class Worker:
     async def run(self) -> None:
         """Execute the parent's calls until it closes the channel or ends."""
         channel = await Channel.open(socket.socket(fileno=self._options.channel_fd), self.handle)
-        self._loads.start()
-        self._ticks.start()
         return_large_blocks()
         tune_garbage_collector()
         await channel.run()
@@ -90,7 +91,6 @@ class Worker:
             event(logger, "parent_gone", level=logging.WARNING, in_flight=self.router.services.in_flight)
         await self._drain(0.0)
         self._saved_residency.close()
-        self._loads.stop()
         self._ticks.stop()
         self.router.close()
         if self._spans is not None:
@@ -98,10 +98,11 @@ class Worker:
         await self.router.services.all_response_caches.close()
 
     def _tick(self) -> None:
-        """Admit waiting requests to permits that other workers have released."""
-        self._limits.tick()
-        if self.router.services.admission_queues is not None:
-            self.router.services.admission_queues.admit()
+        """Show that this worker runs, and admit waiting requests to permits that other workers have released."""
+        services = self.router.services
+        self._limits.tick(services.in_flight)
+        is_waiting = services.admission_queues is not None and services.admission_queues.admit()
+        self._ticks.period_s = WAITING_TICK_S if is_waiting else TICK_S
 
     async def handle(self, method: str, content: Any) -> Any:
         """The result of one call; CallRejectedError if it is rejected."""
@@ -125,8 +126,8 @@ class Worker:
         if self._prepared is None:
             raise CallRejectedError(reason="nothing is prepared")
         (swap, preparation), self._prepared = self._prepared, None
-        self._loads.configure(preparation.columns)
         self._limits.configure(preparation.rates, preparation.queues)
+        self._ticks.start()
         await swap()
         if not self._is_restored:
             self._is_restored = True
@@ -194,6 +195,15 @@ class Worker:
         await self._stop_accepting(None)
         await drain(self.router, linger_s)
         await self._saved_residency.save()
+
+
+def _exchange(options: WorkerOptions, memory: LimitsMemory) -> Exchange | None:
+    """The exchange of state with other workers, and with other routers if there is a server for it."""
+    if options.receiving_fd is None:
+        return state_exchange(router=options.boot)
+    receiving, *sending = [socket.socket(fileno=fd) for fd in (options.receiving_fd, *options.sending_fds)]
+    transport = WorkerTransport(receiving, sending, lambda row: memory.ticks_since(row, SILENT_S))
+    return Exchange(transport, options.boot)
 
 
 def main() -> None:

@@ -229,12 +229,14 @@ def _serving_replicas(samples: list[Sample]) -> ServingReplicas:
 
 
 def _shared_state(samples: list[Sample]) -> SharedState:
+    """What a router shares with others; empty if only its workers share."""
     names = {SHARED_PEERS: "peers", SHARED_AGE: "age_s"}
-    return {
+    found = {
         names.get(sample.name) or sample.labels.get("direction", ""): sample.value
         for sample in samples
         if sample.name in _SHARED_METRICS and 0 <= sample.value <= MAX_COUNT
     }
+    return found if "peers" in found else {}
 
 
 def _semantic_caches(samples: list[Sample]) -> SemanticCaches:

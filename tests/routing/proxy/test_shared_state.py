@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import AsyncExitStack
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from routing.schema import LowestCostSettings
-from routing.server import data_plane
-from routing.settings import STATE_URL, ServeSettings, SettingsError, state_exchange
+from routing.settings import STATE_URL, SettingsError, state_exchange
 from routing.types import TargetId
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import DEADLINE_S, Harness, config, routed
@@ -81,31 +79,6 @@ async def test_the_turns_of_a_conversation_stay_together_whichever_router_gets_t
 
     assert (max(map(len, found)) == 1) is is_shared
     assert ("shared_state_peers" in text) is is_shared
-
-
-def test_a_router_with_several_workers_says_that_it_does_not_share(
-    valkey: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    settings = ServeSettings(
-        name="router-1",
-        config_file=None,
-        control_plane_url=None,
-        host="127.0.0.1",
-        port=0,
-        admin_host="127.0.0.1",
-        admin_port=0,
-        state_dir=tmp_path,
-        admin_token=None,
-        workers=2,
-    )
-    data_plane(settings)
-    before = caplog.text
-    monkeypatch.setenv(STATE_URL, f"unix://:hidden@{urlsplit(valkey).path}")
-    data_plane(settings)
-
-    assert "shared_state_off" not in before
-    assert "shared_state_off" in caplog.text
-    assert "hidden" not in caplog.text
 
 
 def test_an_invalid_url_is_an_error_that_does_not_show_it() -> None:

@@ -104,6 +104,16 @@ def test_the_store_of_response_caches_is_up_only_if_all_workers_reach_it() -> No
     assert totals(MergedMetrics(), workers) == {name: 0}
 
 
+def test_other_routers_are_heard_only_if_all_workers_hear_them_and_their_bytes_add_up() -> None:
+    def of_worker(peers: int, age_s: float, received: int) -> Families:
+        name = "warmpath_router_shared_state_"
+        kinds = {"peers": ("gauge", peers), "age_seconds": ("gauge", age_s), "bytes_total": ("counter", received)}
+        return parse("\n".join(f"# TYPE {name}{key} {kind}\n{name}{key} {it}" for key, (kind, it) in kinds.items()))
+
+    merged = totals(MergedMetrics(), [of_worker(2, 0.05, 100), of_worker(0, 0.25, 20)])
+    assert list(merged.values()) == [0, 0.25, 120]
+
+
 def test_workers_count_checks_of_semantic_caches_together_and_shared_ones_once() -> None:
     def of_worker(own: int, shared: int, precision: float) -> Families:
         kinds = {"checks_total": ("counter", own), "shared_checks": ("gauge", shared)}

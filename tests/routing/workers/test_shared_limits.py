@@ -16,7 +16,7 @@ from routing.http.auth import AccessControl, Grant
 from routing.limits.budgets import Budget
 from routing.proxy.admission_queues import AdmissionQueues, QueuePermit
 from routing.schema import ConcurrencyConfig
-from routing.workers.shared_state import QUEUES, SharedBoard, WorkerLimits, WorkerPermits, assign_queues, assign_rates
+from routing.workers.shared_limits import QUEUES, LimitsMemory, WorkerLimits, WorkerPermits, assign_queues, assign_rates
 from tests.fakes.replica import Call, FakeReplica, plain_answer
 from tests.pace import slowdown
 from tests.routing.proxy.harness import CHAT, api_key, bearer, config, connect, post, with_keys
@@ -118,14 +118,16 @@ async def test_the_rate_of_an_api_key_holds_for_all_workers_together(replica: Fa
     assert 0.7 * rate * seconds / slowdown() <= seen[200] <= 1.05 * rate * took_s + burst
 
 
-def grants(count: int, *, tokens_per_min: int, before: dict[str, int] | None = None, board: SharedBoard) -> list[Grant]:
+def grants(
+    count: int, *, tokens_per_min: int, before: dict[str, int] | None = None, memory: LimitsMemory
+) -> list[Grant]:
     """The same key in several workers."""
     key = api_key(tokens_per_min=tokens_per_min)
     snapshot = with_keys([], key)
-    slots = assign_rates(snapshot, before or {}, board.limits)
+    slots = assign_rates(snapshot, before or {}, memory)
     found = []
     for row in range(count):
-        limits = WorkerLimits(board.limits, row)
+        limits = WorkerLimits(memory, row)
         limits.configure(slots, {})
         found.append(AccessControl(snapshot, limits).grant_of(key.name))
     return [grant for grant in found if grant is not None]
@@ -137,8 +139,8 @@ def left(grant: Grant) -> int:
 
 
 def test_tokens_counted_by_one_worker_are_spent_for_all() -> None:
-    board = SharedBoard.create(3)
-    one, other, third = grants(3, tokens_per_min=600, board=board)
+    memory = LimitsMemory.create(3)
+    one, other, third = grants(3, tokens_per_min=600, memory=memory)
     one.charge_prompt(400)
     other.charge_prompt(100)
 
@@ -146,11 +148,11 @@ def test_tokens_counted_by_one_worker_are_spent_for_all() -> None:
 
 
 def test_a_changed_rate_continues_from_the_level_of_the_previous_one_once() -> None:
-    board = SharedBoard.create(2)
-    before = grants(2, tokens_per_min=600, board=board)
+    memory = LimitsMemory.create(2)
+    before = grants(2, tokens_per_min=600, memory=memory)
     before[0].charge_prompt(590)
-    slots = assign_rates(with_keys([], api_key(tokens_per_min=600)), {}, SharedBoard.create(1).limits)
-    after = grants(2, tokens_per_min=60_000, before=slots, board=board)
+    slots = assign_rates(with_keys([], api_key(tokens_per_min=600)), {}, LimitsMemory.create(1))
+    after = grants(2, tokens_per_min=60_000, before=slots, memory=memory)
     for old, new in zip(before, after, strict=True):
         new.carry_over(old)
     assert [left(grant) < 1000 for grant in after] == [True, True]
@@ -160,38 +162,38 @@ def test_a_changed_rate_continues_from_the_level_of_the_previous_one_once() -> N
 
 
 def test_a_queue_keeps_its_slot_while_configured_and_frees_it_when_no_request_runs_there() -> None:
-    board = SharedBoard.create(2)
+    memory = LimitsMemory.create(2)
     limit = ConcurrencyConfig(max_running=1)
-    slots = assign_queues(config([], concurrency=limit), {}, board.limits)
-    assert assign_queues(config([], concurrency=limit), slots, board.limits) == slots == {"chat/": 0}
-    place = WorkerPermits(board.limits, 0, 1)
+    slots = assign_queues(config([], concurrency=limit), {}, memory)
+    assert assign_queues(config([], concurrency=limit), slots, memory) == slots == {"chat/": 0}
+    place = WorkerPermits(memory, 0, 1)
     assert place.acquire(1, 1.0)
-    assert assign_queues(config([]), slots, board.limits) == {}
-    assert assign_queues(config([], concurrency=limit), {}, board.limits) == {"chat/": 1}
-    board.clear(1)
-    assert assign_queues(config([], concurrency=limit), {}, board.limits) == {"chat/": 0}
+    assert assign_queues(config([]), slots, memory) == {}
+    assert assign_queues(config([], concurrency=limit), {}, memory) == {"chat/": 1}
+    memory.clear(1)
+    assert assign_queues(config([], concurrency=limit), {}, memory) == {"chat/": 0}
 
 
 def test_the_first_request_in_order_gets_the_permit_unless_its_worker_has_stopped() -> None:
-    board = SharedBoard.create(2)
-    here, there = (WorkerPermits(board.limits, 0, row) for row in range(2))
-    WorkerLimits(board.limits, 1).tick()
+    memory = LimitsMemory.create(2)
+    here, there = (WorkerPermits(memory, 0, row) for row in range(2))
+    WorkerLimits(memory, 1).tick(0)
     there.publish_queue(1, 5.0)
     assert not here.acquire(1, 4.0)
     assert here.acquire(1, 6.0)
     here.release()
-    board.limits.ticks[1] -= 1.0
+    memory.ticks[1] -= 1.0
     assert here.acquire(1, 4.0)
 
 
 async def test_a_worker_that_removes_a_limit_admits_its_requests_and_gives_their_permits_back() -> None:
-    board, limited = SharedBoard.create(2), config([], concurrency=ConcurrencyConfig(max_running=1))
-    slots = assign_queues(limited, {}, board.limits)
+    memory, limited = LimitsMemory.create(2), config([], concurrency=ConcurrencyConfig(max_running=1))
+    slots = assign_queues(limited, {}, memory)
     here, there = AdmissionQueues(), AdmissionQueues()
     for row, queues in enumerate((here, there)):
-        limits = WorkerLimits(board.limits, row)
+        limits = WorkerLimits(memory, row)
         limits.configure({}, slots)
-        limits.tick()
+        limits.tick(0)
         queues.configure(limited, limits)
     admitted: list[str] = []
 
@@ -211,11 +213,11 @@ async def test_a_worker_that_removes_a_limit_admits_its_requests_and_gives_their
     there.admit()
     await asyncio.sleep(0)
     assert admitted == ["running", "waiting", "more urgent, in the other worker"]
-    assert [sum(board.limits.running(0)), sum(board.limits.waiting(0))] == [1, 0]
+    assert [sum(memory.running(0)), sum(memory.waiting(0))] == [1, 0]
 
 
 def _take_and_give(fd: int, row: int, rounds: int) -> None:
-    places = WorkerPermits(SharedBoard(fd, 4).limits, QUEUES - 1, row)
+    places = WorkerPermits(LimitsMemory(fd, 4), QUEUES - 1, row)
     for _ in range(rounds):
         while not places.acquire(2, 1.0):
             os.sched_yield()
@@ -225,12 +227,12 @@ def _take_and_give(fd: int, row: int, rounds: int) -> None:
 
 @pytest.mark.plain_python(reason="It starts processes of the plain interpreter.")
 def test_concurrent_processes_never_hold_more_permits_than_the_limit() -> None:
-    board = SharedBoard.create(4)
+    memory = LimitsMemory.create(4)
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_take_and_give, args=(board.fd, row, 3000)) for row in range(4)]
+    processes = [context.Process(target=_take_and_give, args=(memory.fd, row, 3000)) for row in range(4)]
     for process in processes:
         process.start()
     for process in processes:
         process.join(DEADLINE_S)
     assert [process.exitcode for process in processes] == [0, 0, 0, 0]
-    assert WorkerPermits(board.limits, QUEUES - 1, 0).running == 0
+    assert WorkerPermits(memory, QUEUES - 1, 0).running == 0

@@ -256,7 +256,7 @@ async def test_a_late_worker_activates_the_latest_configuration(replica: FakeRep
     big = structs.replace(small, pools=(structs.replace(small.pools[0], replicas=tuple(configs)),))
     async with supervised(tmp_path, None, workers=1) as supervisor:
         (worker,) = supervisor.ready
-        late, latest = (Preparation(dump_snapshot(it, 1).document, {}, {}, {}) for it in (big, small))
+        late, latest = (Preparation(dump_snapshot(it, 1).document, {}, {}) for it in (big, small))
         await asyncio.gather(worker.prepare(late), worker.prepare(latest))
         await worker.commit()
         await worker.poll()
