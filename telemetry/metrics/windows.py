@@ -169,6 +169,7 @@ class GroupRow:
     requests_per_s: float | None = None
     prompt_tokens_per_s: float | None = None
     failed_ratio: float | None = None  # requests failed by a replica or the router / all
+    rejected_ratio: float | None = None  # responses with a client error (4xx) / all requests
     accounted_ratio: float | None = None  # share of successful responses in the hit rate (H16)
 
 

@@ -101,6 +101,7 @@ class RouterSums:
     predicted_prompt_tokens: int | None
     predicted_tokens: int | None
     predicted_cached_tokens: int | None
+    client_error_requests: int | None  # responses with 4xx
     completed: int | None  # successful responses, whether or not they reported usage
 
     @property

@@ -15,11 +15,10 @@ from typing import Any
 from controlplane.models import PolicyRevision, RevisionState, TaskGroup
 from telemetry.metrics.histograms import Merged, share_at_most
 from telemetry.metrics.rates import accounted_ratio, ratio
-from telemetry.metrics.windows import PointState, ReachableShare, Window
-from telemetry.services.figures.overview import Kind, Subject, quantile_s, timed_ratio
+from telemetry.metrics.windows import GroupRow, Window
+from telemetry.services.figures.overview import Kind, Subject, group_rows
 from telemetry.storage import sums
-from telemetry.storage.dimension_sums import KeyedSums, coverage, route_sums, total
-from telemetry.storage.reachable import reachable_share
+from telemetry.storage.dimension_sums import KeyedSums, route_sums, total
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,32 +99,12 @@ def share_within(subject: Subject, window: Window, objective_s: float) -> ShareW
 COUNTED = (
     "requests",
     "ok_requests",
-    "client_error_requests",
     "usage_reported",
     "replica_error_requests",
     "router_error_requests",
     "prompt_tokens",
     "cached_tokens",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class GroupTiles:
-    """Figures of a task group over a window; None: unknown."""
-
-    hit_rate_ratio: float | None = None
-    hit_rate_state: PointState = PointState.UNKNOWN
-    reachable: ReachableShare | None = None
-    ttft_p50_s: float | None = None
-    ttft_p95_s: float | None = None
-    ttft_timed_ratio: float | None = None  # share of responses with a TTFT
-    plain_p50_s: float | None = None  # latency of responses that were not streamed
-    plain_p95_s: float | None = None
-    requests_per_s: float | None = None
-    prompt_tokens_per_s: float | None = None
-    failed_ratio: float | None = None
-    rejected_ratio: float | None = None  # responses with a client error (4xx) / all requests
-    accounted_ratio: float | None = None  # share of successful responses that the hit rate covers
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,29 +119,11 @@ class ReplicaShare:
     accounted_ratio: float | None  # share of its successful responses that the hit rate covers
 
 
-def group_tiles(subject: Subject, window: Window) -> GroupTiles:
-    """Figures of a task group. 6 queries."""
-    rows = route_sums(subject.pool_names(), window, COUNTED, group=subject.group, whole=True)
-    coverages = coverage(window, whole=True)
-    covered = next(iter(coverages), None)
-    timed = sums.merge_histograms(router_ttft(subject, window, whole=True).values())
-    non_streamed = sums.merge_histograms(latency(subject, window, streamed=False, whole=True).values())
-    requests, prompt = total(rows, "requests"), total(rows, "prompt_tokens")
-    return GroupTiles(
-        hit_rate_ratio=ratio(total(rows, "cached_tokens"), prompt),
-        hit_rate_state=_state(requests, prompt, covered),
-        reachable=reachable_share(subject.pool_names(), window, group=subject.group),
-        ttft_p50_s=quantile_s(timed, 0.5),
-        ttft_p95_s=quantile_s(timed, 0.95),
-        ttft_timed_ratio=timed_ratio(timed, non_streamed),
-        plain_p50_s=quantile_s(non_streamed, 0.5),
-        plain_p95_s=quantile_s(non_streamed, 0.95),
-        requests_per_s=sums.per_second(requests, coverages),
-        prompt_tokens_per_s=sums.per_second(prompt, coverages),
-        failed_ratio=_failed_ratio(rows),
-        rejected_ratio=ratio(total(rows, "client_error_requests"), requests),
-        accounted_ratio=_accounted_ratio(rows),
-    )
+def group_tiles(subject: Subject, window: Window) -> GroupRow:
+    """Figures of a task group: its row in the table of its pool. 7 queries."""
+    rows = group_rows(subject.pools, window)
+    unknown = GroupRow(subject.group or "", subject.pool.name if subject.pool else "")
+    return next((row for row in rows if row.name == subject.group), unknown)
 
 
 def has_requests(subject: Subject, window: Window) -> bool:
@@ -196,15 +157,6 @@ def active_revisions(group: TaskGroup | None, pool_id: int) -> list[PolicyRevisi
     own = [row for row in rows if group is not None and row.policy.group_id == group.pk]
     chosen = own if any(row.state == RevisionState.LIVE for row in own) else []
     return sorted(chosen or [row for row in rows if row.policy.group_id is None], key=lambda row: row.state)
-
-
-def _state(requests: int | None, prompt: int | None, covered: sums.Coverage | None) -> PointState:
-    """Groups without traffic have no readings, so coverage decides; responses without usage are unknown."""
-    if prompt:
-        return PointState.OK
-    if requests or covered is None:
-        return PointState.UNKNOWN
-    return PointState.NO_TRAFFIC if covered.covered_s else PointState.STALE if covered.stale else PointState.UNKNOWN
 
 
 def _failed_ratio(rows: list[KeyedSums]) -> float | None:

@@ -274,6 +274,7 @@ def _group_row(
         requests_per_s=sums.per_second(row.requests if row else None, coverage),
         prompt_tokens_per_s=sums.per_second(row.prompt_tokens if row else None, coverage),
         failed_ratio=ratio(row.failed, row.requests) if row else None,
+        rejected_ratio=ratio(row.client_error_requests, row.requests) if row else None,
         accounted_ratio=row.accounted_ratio if row else None,
     )
 
