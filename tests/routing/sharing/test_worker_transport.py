@@ -84,11 +84,11 @@ async def test_workers_hear_each_other_and_are_no_other_routers(workers: Workers
     three[0].exchange.close()
     await until(lambda: three[1].seen == 0 and three[1].hears == 1)
 
+    await until(lambda: "shared_state_age_seconds " in "\n".join(three[1].exchange.lines()))
     text = "\n".join(three[1].exchange.lines())
     for worker in three:
         worker.exchange.close()
     assert three[1].exchange.peers == 0
-    assert "shared_state_age_seconds " in text
     assert "shared_state_peers" not in text
     assert [dict(worker.exchange.errors) for worker in three] == [{}, {}, {}]
     assert workers.unread(3) == 0  # where nobody runs
