@@ -22,13 +22,12 @@ from rest_framework.response import Response
 
 from controlplane.access.actor import Actor, project_id_of, visible
 from controlplane.access.rules import needed_role
-from controlplane.api import preconditions
 from controlplane.api.auth import actor, signed_in_user
 from controlplane.api.exceptions import PreconditionRequiredError, VersionChangedError
 from controlplane.api.fields import check_unknown_fields
 from controlplane.api.serializers.bundle import AppliedSerializer, BundleSerializer, Path, check_shape, nested_error
 from controlplane.api.serializers.policies import RolloutSerializer
-from controlplane.api.views import TransactionalView, query_flag
+from controlplane.api.views import TransactionalView, has_if_match, if_match_holds, query_flag
 from controlplane.api.viewsets import fleet
 from controlplane.api.viewsets.base import CrudViewSet
 from controlplane.database.transactions import repeatable_read
@@ -399,10 +398,10 @@ class ConfigView(TransactionalView):
         return super().perform(request)
 
     def _check_version(self, request: Request) -> None:
-        if not preconditions.has_if_match(request):
+        if not has_if_match(request):
             raise PreconditionRequiredError
         pools = read_pools(actor(request))
-        if not preconditions.if_match_holds(request, tag := tag_of(pools)):
+        if not if_match_holds(request, tag := tag_of(pools)):
             raise VersionChangedError(etag=tag, current=export_bundle(pools))
 
     @extend_schema(responses=BundleSerializer)

@@ -16,11 +16,10 @@ from rest_framework.response import Response
 from rest_framework.utils.serializer_helpers import ReturnDict
 
 from controlplane.access.actor import visible
-from controlplane.api import preconditions
 from controlplane.api.auth import actor, signed_in_user
 from controlplane.api.exceptions import PreconditionRequiredError, VersionChangedError
 from controlplane.api.fields import VersionedSerializer, check_unknown_fields
-from controlplane.api.views import TransactionalView
+from controlplane.api.views import TransactionalView, differences, has_if_match, if_match_holds
 
 Row = TypeVar("Row", bound=Model)
 NAME = r"[a-z0-9][a-z0-9._-]{0,62}"
@@ -84,13 +83,13 @@ class BaseViewSet(TransactionalView, viewsets.GenericViewSet[Row]):
 
     def _check_version(self, request: Request) -> None:
         """Lock the object and compare its version with If-Match. PreconditionRequiredError, VersionChangedError."""
-        has_version = preconditions.has_if_match(request)
+        has_version = has_if_match(request)
         if not has_version and request.method == "POST" and self.action not in self.conditional_actions:
             return
         current = self.get_serializer(self._locked(request)).data
         if not has_version:
             raise PreconditionRequiredError
-        if not preconditions.if_match_holds(request, current["etag"]):
+        if not if_match_holds(request, current["etag"]):
             raise VersionChangedError(
                 etag=current["etag"],
                 current=current,
@@ -181,4 +180,4 @@ def _overwritten(current: Mapping[str, Any], body: Any) -> list[dict[str, Any]]:
     """What a change would do to the present object. Only plain values: others may hold a secret."""
     fields = body if isinstance(body, dict) else {}
     shown = [name for name in fields if name in current and not isinstance(current[name], dict)]
-    return preconditions.differences({name: current[name] for name in shown}, {name: fields[name] for name in shown})
+    return differences({name: current[name] for name in shown}, {name: fields[name] for name in shown})
