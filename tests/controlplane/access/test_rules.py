@@ -135,6 +135,7 @@ def refusal(role, route, method):
     return 403 if is_fleet_wide(route) or not role.covers(needed) else None
 
 
+@pytest.mark.timeout(600)  # hundreds of requests for each role
 @pytest.mark.parametrize("role", list(Role))
 def test_pages_are_forbidden_exactly_as_the_table_says(role, here, user_with):
     """Every refusal; what is allowed to the lowest role that the request needs, and to the highest role."""

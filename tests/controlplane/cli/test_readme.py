@@ -11,6 +11,7 @@ import pytest
 README = Path(__file__).resolve().parents[3] / "controlplane/cli/README.md"
 
 
+@pytest.mark.timeout(400)  # fifteen processes, one after the other
 @pytest.mark.django_db(transaction=True)
 def test_the_session_does_what_the_readme_says(live_server, token, replica, policy, tmp_path):
     (session,) = re.findall(r"^```sh\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
@@ -25,7 +26,7 @@ def test_the_session_does_what_the_readme_says(live_server, token, replica, poli
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 
