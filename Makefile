@@ -1,7 +1,7 @@
 # Every target sets up what it needs first; see deploy/bootstrap.py.
 PYTHON ?= python3
 
-.PHONY: run test check bench bench-soak compile build images audit clients lock
+.PHONY: run test test-full check bench bench-soak compile build images audit clients lock
 
 run:    ## the whole live stack: web UI, worker, router, replicas, traffic
 	@exec $(PYTHON) deploy/bootstrap.py run
@@ -9,13 +9,16 @@ run:    ## the whole live stack: web UI, worker, router, replicas, traffic
 test:   ## every test, in real PostgreSQL, Valkey and Chromium
 	@$(PYTHON) deploy/bootstrap.py test
 
+test-full: ## the generated tests with all their examples; `make test` runs a fifth of them
+	@TEST_FULL=1 $(PYTHON) deploy/bootstrap.py test -m hypothesis
+
 check:  ## format, lint, types, imports, migrations, documentation
 	@$(PYTHON) deploy/bootstrap.py check
 
 bench:  ## benchmarks, as tables
 	@$(PYTHON) deploy/bootstrap.py bench
 
-bench-soak: ## long benchmarks, compared with their limits; python -m tests.benchmarks soak --full runs them at full length
+bench-soak: test-full ## generated tests in full and long benchmarks, compared with their limits; python -m tests.benchmarks soak --full runs them at full length
 	@$(PYTHON) deploy/bootstrap.py bench soak
 
 compile: ## the router as native code: a wheel in dist/, and the same in .compiled/ (needs a C compiler)

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from hypothesis import is_hypothesis_test
 
 from controlplane.stack.paths import Child
 from controlplane.stack.servers import EmbeddedPostgres, valkey_child
-from tests.compiled.package import ONLY_COMPILED
+from tests.pace import ALL_EXAMPLES, with_fewer_examples
 from tests.side_by_side import (  # noqa: F401 - hooks
     pytest_collection_modifyitems,
     pytest_runtest_protocol,
@@ -46,12 +47,19 @@ begin
 end $$
 """
 
-# The duration of an example depends on the machine; pytest limits each test as a whole. On the compiled router a few
-# examples suffice if all of them run on the plain one.
+# The duration of an example depends on the machine; pytest limits each test as a whole.
 hypothesis.settings.register_profile("any_machine", hypothesis.settings(), deadline=None)
-hypothesis.settings.register_profile("compiled", hypothesis.settings(), deadline=None, max_examples=20)
-runs_on_both = "TEST_COMPILED" in os.environ and ONLY_COMPILED not in os.environ
-hypothesis.settings.load_profile("compiled" if runs_on_both else "any_machine")
+hypothesis.settings.load_profile("any_machine")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Run fewer generated examples; all of them in ``make test-full``."""
+    if ALL_EXAMPLES in os.environ or not is_hypothesis_test(item.obj):
+        return
+    owner, name = (item.cls, "settings") if item.cls else (item.obj, "_hypothesis_internal_use_settings")
+    if not hasattr(owner, "is_with_fewer_examples"):  # each case of a parametrized test is collected
+        owner.is_with_fewer_examples = True
+        setattr(owner, name, with_fewer_examples(getattr(owner, name)))
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,9 +1,14 @@
-"""Time limits that allow for a busy machine."""
+"""Time limits that allow for a busy machine, and how many generated examples a run has."""
 
 from __future__ import annotations
 
 import os
 import time
+
+import hypothesis
+
+ALL_EXAMPLES = "TEST_FULL"  # environment variable of `make test-full`
+FEWEST = 20
 
 
 def slowdown() -> float:
@@ -30,3 +35,9 @@ def cpu_slowness() -> float:
     for number in range(1_000_000):
         total += number
     return max(1.0, (time.thread_time() - started) / 0.045)
+
+
+def with_fewer_examples(settings: hypothesis.settings) -> hypothesis.settings:
+    """A fifth of the examples, at least ``FEWEST`` where there are as many."""
+    count = settings.max_examples
+    return hypothesis.settings(settings, max_examples=min(count, max(FEWEST, count // 5)))

@@ -110,7 +110,6 @@ def test_all_threads_of_a_measured_process_are_pinned_to_a_separate_core() -> No
         assert not own & rest
 
 
-@pytest.mark.timeout(300)
 def test_predictions_match_delivered_tokens_when_caches_overflow() -> None:
     with replica_process(*SMALL, *FAST) as first, replica_process(*SMALL, *FAST) as second:
         figures = predictions.measure([*replica_options(first, second), "--requests", "480", "--conversations", "80"])
@@ -259,7 +258,6 @@ def test_the_quality_benchmark_compares_every_strategy_with_the_clairvoyant_choi
     quality.forest_of.cache_clear()
 
 
-@pytest.mark.timeout(300)
 def test_the_benchmark_of_the_cost_of_events_measures_routers_with_and_without_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -272,7 +270,6 @@ def test_the_benchmark_of_the_cost_of_events_measures_routers_with_and_without_t
     assert 0 <= matched <= 1
 
 
-@pytest.mark.timeout(300)
 def test_the_sharing_benchmark_plays_and_simulates_the_same_requests(valkey: str) -> None:
     options = Namespace(workload="chat", requests=24, speed=40.0, plain=True)
     row = uvloop.run(sharing.measure(f"unix://{urlsplit(valkey).path}", options, 2, Sharing.STATE))
@@ -324,7 +321,6 @@ sys.exit(main(["telemetry", *sys.argv[1:]]))
 """
 
 
-@pytest.mark.timeout(300)
 def test_the_parts_of_the_telemetry_benchmark_run_with_servers_of_their_own() -> None:
     command = [sys.executable, "-c", SMALL_PARTS, "--scrape", "--pages", "--storage"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)

@@ -19,8 +19,6 @@ LITERATURE, _ = DOCUMENTS
 # Rows that cost little; ``python -m tests.benchmarks literature --write`` computes all.
 CHECKED = [
     ("round-robin", "short sessions: 2 turns"),
-    ("strategies", "`round_robin`"),
-    ("granularity", next(iter(TABLES["granularity"].rows))),
     ("workloads", list(TABLES["workloads"].rows)[2]),
     ("turns", "TTFT mean, ms: `lowest_cost`"),
     ("cache-on-off", "offered requests/s"),

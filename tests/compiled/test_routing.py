@@ -16,7 +16,7 @@ MIN_TESTS = 3000 if ONLY_COMPILED in os.environ else 1500  # all cases, or some 
 @pytest.mark.timeout(MAX_S)
 @pytest.mark.usefixtures("compiled")
 def test_the_tests_of_the_router_pass_on_the_compiled_router():
-    command = [sys.executable, "-m", "tests.compiled", "-q", "-n", "2", "--timeout=60", "--maxfail=20"]
+    command = [sys.executable, "-m", "tests.compiled", "-q", "-n", "2", "--maxfail=20"]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=MAX_S - 60)
 
     assert process.returncode == 0, process.stdout[-20_000:] + process.stderr[-2000:]

@@ -7,14 +7,12 @@ from __future__ import annotations
 import re
 from urllib.parse import parse_qs, urlsplit
 
-import pytest
 from django.utils import timezone
 from playwright.sync_api import expect
 
 from telemetry.models import Alert, Silence
 from tests.end_to_end.looking import drawn, eventually
 
-pytestmark = pytest.mark.timeout(300)  # the first test of a process prepares database and browser
 WIDE = {"width": 1280, "height": 900}
 
 

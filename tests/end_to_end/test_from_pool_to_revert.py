@@ -9,7 +9,6 @@ import random
 import re
 from datetime import timedelta
 
-import pytest
 from django.utils import timezone
 from playwright.sync_api import expect
 
@@ -52,7 +51,6 @@ def minutes_of_traffic(canary: int, *, active: int, hit_rate: float, ttft_s: flo
     analyze_rollouts(timezone.now())
 
 
-@pytest.mark.timeout(240)
 def test_from_the_first_pool_to_a_rollback(site, complaints):
     page = site.open(viewport={"width": 1280, "height": 800})
     complaints.listen(page)

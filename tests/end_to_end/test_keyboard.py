@@ -11,8 +11,6 @@ from telemetry.models import Silence
 from tests.end_to_end.keyboard import FOCUSED, hold_still, tab_to, tabs_to_the_end
 from tests.end_to_end.looking import drawn
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def test_from_signing_in_to_the_figures_of_a_replica(site, full, complaints):
     page = site.new_context(base_url=site.url, viewport={"width": 1280, "height": 800}).new_page()

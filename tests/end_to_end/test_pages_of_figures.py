@@ -1,7 +1,8 @@
-"""Pages with charts in a browser: zoom and undo, state in the URL, search, links from an alert, page weight."""
+"""Pages with charts in a browser: zoom and undo, state in the URL, links from an alert, live updates, page weight."""
 
 from __future__ import annotations
 
+import gzip
 import re
 from datetime import datetime, timedelta
 
@@ -9,12 +10,14 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import expect
 
+from telemetry.models import Reading, ScrapeState
 from tests.alert_history import CAUSE
+from tests.end_to_end.looking import eventually
 from tests.fleet_history import warm_fleet
 from tests.pace import cpu_slowness
 
-pytestmark = pytest.mark.timeout(300)  # its own limits count CPU time; side by side with other tests it takes long
 CHARTS = 6
+MOST_SCRIPT_BYTES = 450_000  # gzipped
 MOST_REFRESH_BYTES = 30_000
 MOST_REFRESH_CPU_S = 0.25
 MOST_COLD_CPU_S = {8: 1.5, 64: 2.0}
@@ -111,28 +114,6 @@ def test_a_zoom_is_a_step_of_the_history_and_the_rest_of_the_view_stands_in_the_
     assert once[0][:16] in page.url.replace("%3A", ":")
 
 
-def test_search_opens_on_a_key_walks_by_arrows_and_is_a_page_without_scripts(site, full, complaints):
-    page = site.open()
-    complaints.listen(page)
-    page.goto("/fleet/")
-    page.keyboard.press("/")
-    page.keyboard.type("gpu-7")
-    expect(page.locator("#search-found a")).to_have_count(1)
-    page.keyboard.press("ArrowDown")
-    expect(page.locator("#search-found a").first).to_be_focused()
-    page.keyboard.press("Enter")
-    page.wait_for_url("**/replicas/gpu-7/")
-
-    plain = site.open(java_script_enabled=False)
-    plain.goto("/search/")
-    plain.get_by_label("Name").fill("cod")
-    plain.get_by_role("button", name="Search").click()
-    plain.get_by_role("link", name="chat / coding").click()
-    expect(plain.get_by_role("heading", name="Task group coding")).to_be_visible()
-    plain.locator("[data-chart=hit-rate]").get_by_role("link", name="Show as table").click()
-    expect(plain.get_by_role("columnheader", name="Hit rate")).to_be_visible()
-
-
 def test_dragging_over_a_chart_zooms_all_of_them_and_back_undoes_it(site, full):
     page = site.open(viewport={"width": 1280, "height": 900})
     page.goto("/?range=15m")
@@ -201,6 +182,45 @@ def test_a_refresh_of_the_overview_is_light(site, full):
 
     # The shortest counts: others use the core's caches, too.
     assert any(refreshed() <= MOST_REFRESH_CPU_S * cpu_slowness() for _ in range(6))
+
+
+def test_the_first_load_is_small_a_chart_says_what_it_shows_and_follows_the_theme_which_is_kept(site, full, complaints):
+    page, scripts = site.open(viewport={"width": 1280, "height": 900}), {}
+    complaints.listen(page)
+    page.on(
+        "response", lambda answer: answer.request.resource_type == "script" and scripts.update({answer.url: answer})
+    )
+    page.goto("/")
+    drawn(page)
+    total = sum(len(gzip.compress(answer.body())) for answer in scripts.values())
+    assert 300_000 < total <= MOST_SCRIPT_BYTES
+    expect(page.get_by_role("img", name="Hit rate and reachable")).to_have_accessible_name(
+        re.compile(r"^Hit rate and reachable hit rate, .* UTC. Latest values: Hit rate")
+    )
+
+    colour = "document.querySelector('.js-plotly-plot').layout.font.color"
+    light = page.evaluate(colour)
+    page.get_by_role("button", name="Dark").click()
+    eventually(page, f"{colour} !== '{light}'")
+    page.reload()
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+
+
+def test_figures_follow_what_is_measured_without_a_reload_unless_they_are_paused(site, full, complaints):
+    page = site.open(viewport={"width": 1280, "height": 900})
+    complaints.listen(page)
+    page.goto("/")
+    drawn(page)
+    page.keyboard.press("p")
+    expect(page.locator("[data-live-text]")).to_have_text("Paused")
+    now = timezone.now()
+    Reading.objects.update(hits=0, external_hits=None)
+    ScrapeState.objects.update(at=now, ok_at=now)
+    expect(page.locator("#tiles .value").first).not_to_have_text("0.0 %")
+
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator("[data-live-text]")).to_have_text("Live")
+    expect(page.locator("#tiles .value").first).to_have_text("0.0 %")
 
 
 def test_a_large_fleet_is_filtered_and_paged_with_the_keyboard_while_it_refreshes(site, operator):

@@ -13,7 +13,7 @@ from tests.pace import slowdown
 from tests.reliability.fleet import fleet
 from tests.reliability.stand import soon
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.django_db(transaction=True)
 ROUTERS = 16
 PUBLICATIONS = 12
 QUICK_S, WITH_FAULTS_S = 2.0, 30.0

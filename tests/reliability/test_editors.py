@@ -11,7 +11,7 @@ from controlplane.services.policies.lifecycle import publish_revision, save_draf
 
 EDITORS = 50
 CONNECTIONS = threading.BoundedSemaphore(8)  # each more costs conflicts, whose number grows with its square
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def add_one(policy) -> int:

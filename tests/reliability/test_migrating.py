@@ -22,7 +22,6 @@ from tests.reliability.migrating import (
     migrating,
 )
 
-pytestmark = pytest.mark.timeout(300)
 ROWS = 100_000
 
 

@@ -10,6 +10,7 @@ from tests.contracts.documents.reading import ROOT, shown
 EXECUTED_BY: dict[str, str] = {
     "make run": "tests/end_to_end/test_tour.py",
     "make test": "tests/contracts/documents/test_commands.py",  # this test run
+    "make test-full": "tests/contracts/documents/test_commands.py",
     "make check": "tests/contracts/documents/test_commands.py",  # runs this file as a part of it
     "make bench": "tests/benchmarks/test_benchmarks.py",
     "python -m tests.benchmarks literature": "tests/benchmarks/test_literature.py",

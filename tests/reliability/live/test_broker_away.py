@@ -3,13 +3,10 @@
 At full size: ``python -m tests.benchmarks soak --only broker_kills broker_outage broker_flushes --full``.
 """
 
-import pytest
-
 from controlplane.celery import MAX_RECONNECT_INTERVAL_S, app
 from tests.pace import is_within
 from tests.reliability.outages import FLUSHED_S, RESUMES_S, flush_broker, kill_broker_for
 
-pytestmark = pytest.mark.timeout(300)
 STOCK_S = 9.0  # stock Celery's pause between attempts after the longer outage
 AWAY_S = 21.0  # stock Celery would double its pauses, up to this one
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
-import pytest
 
 from tests.conftest import wait_until
 from tests.pace import is_within
@@ -26,8 +25,6 @@ from tests.reliability.outages import (
     until_api_recovers,
 )
 from tests.reliability.stand import STATEMENT_S, Stand, soon, status_of
-
-pytestmark = pytest.mark.timeout(300)
 
 
 @contextmanager

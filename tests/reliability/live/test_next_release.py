@@ -1,11 +1,8 @@
 """The next release migrates and is rolled back while this release's pages and REST answer."""
 
-import pytest
-
 from tests.reliability.migrating import EVENTS
 from tests.reliability.outages import ENDPOINTS, PAGES, RECOVERS_S, Polling
 
-pytestmark = pytest.mark.timeout(300)
 ROWS = 50_000
 NEXT = "tests.reliability.next_release.settings"
 COLUMNS = "select count(*) from information_schema.columns where column_name in ('next_note', 'next_figure')"

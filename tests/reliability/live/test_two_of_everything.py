@@ -13,7 +13,6 @@ from tests.fakes.fake_router import FakeRouter
 from tests.reliability import skewed
 from tests.reliability.stand import ManagedProcess, Stand, soon
 
-pytestmark = pytest.mark.timeout(300)
 HOUR_S = 3600
 LOST = """
     select count(*) from controlplane_event event join controlplane_router router on router.id = event.router_id
