@@ -22,12 +22,10 @@ import inspect
 import json
 import random
 import re
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -36,15 +34,8 @@ from typing import Any
 
 import httpx
 
-from routing.schema import (
-    KvEvents,
-    LowestCostSettings,
-    PolicyConfig,
-    PoolConfig,
-    ReplicaConfig,
-    RouterConfig,
-    dump_snapshot,
-)
+from routing.schema import KvEvents, LowestCostSettings, ReplicaConfig
+from tests.benchmarks.router import serving_router
 
 DEADLINE_S = 120.0  # of one request
 KINDS = ("prose", "code", "json", "mixed")
@@ -121,9 +112,15 @@ def main(argv: Sequence[str] = ()) -> None:
 def measure(argv: Sequence[str]) -> Figures:
     """Run the workload through a router and compare its predictions."""
     options = _options(argv)
-    members = [_replica(f"replica-{number}", url, options.events) for number, url in enumerate(options.replica)]
+    members = tuple([_replica(f"replica-{n}", url, options.events) for n, url in enumerate(options.replica)])
     with ExitStack() as stack:
-        routers = [stack.enter_context(_router(members, options.workers)) for _ in range(options.routers)]
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        names, workers = (f"router-{number}" for number in range(options.routers)), f"--workers={options.workers}"
+        started = [
+            stack.enter_context(serving_router(folder, name, members, LowestCostSettings(), None, workers))
+            for name in names
+        ]
+        routers = [(router.port, router.admin_port or 0) for router in started]
         records, generated, reset = asyncio.run(_play(routers, options))
     if options.out:
         options.out.write_text(json.dumps({"records": records, "generated": generated}))
@@ -358,28 +355,7 @@ async def _collect_decisions(http: httpx.AsyncClient, admins: Sequence[int], cou
     return sorted(decisions, key=lambda record: str(record["at"]))
 
 
-# --- the router --------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _router(members: Sequence[ReplicaConfig], workers: int) -> Iterator[Ports]:
-    """A router in front of these replicas."""
-    policy = PolicyConfig(name="bench", revision=1, settings=LowestCostSettings())
-    config = RouterConfig(
-        hash_secret="0" * 32, pools=(PoolConfig(name="bench", policy=policy, replicas=tuple(members)),)
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "config.json"
-        file.write_bytes(dump_snapshot(config, 1).document)
-        command = [sys.executable, "-m", "routing", "serve", "--config", str(file), "--port=0", "--admin-port=0"]
-        command += [f"--state-dir={folder}/state", f"--workers={workers}"]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        try:
-            assert process.stderr
-            yield _ports(process.stderr)
-        finally:
-            process.terminate()
-            process.communicate(timeout=30.0)
+# --- replicas ----------------------------------------------------------------------------------------
 
 
 def _replica(name: str, url: str, with_events: bool) -> ReplicaConfig:
@@ -399,10 +375,3 @@ def _events(url: str) -> KvEvents:
     source = httpx.get(f"{url}/kv_event_sources", timeout=10.0, trust_env=False).raise_for_status().json()["0"]
     local = {name: source[name].replace("*", "127.0.0.1") for name in ("endpoint", "replay_endpoint")}
     return KvEvents(**local, topic=source["topic"])
-
-
-def _ports(lines: Iterable[str]) -> tuple[int, int]:
-    for line in lines:
-        if found := re.search(r"is ready: http://127.0.0.1:(\d+) \(admin http://127.0.0.1:(\d+)", line):
-            return int(found[1]), int(found[2])
-    raise RuntimeError("the router ended before it was ready")

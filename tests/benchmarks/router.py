@@ -224,6 +224,7 @@ def serving_router(
     members: tuple[ReplicaConfig, ...],
     settings: Settings,
     compiled: dict[str, str] | None = None,
+    *options: str,
 ) -> Iterator[Proxy]:
     """A router before these replicas, with its files in a folder of its name."""
     folder = folder / name
@@ -233,7 +234,7 @@ def serving_router(
     file = folder / "config.json"
     file.write_bytes(dump_snapshot(snapshot, 1).document)
     command = [sys.executable, "-m", "routing", "serve", "--config", str(file), "--port=0", "--admin-port=0"]
-    command += [f"--state-dir={folder}/state"]
+    command += [f"--state-dir={folder}/state", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=compiled)
     try:
         assert process.stderr

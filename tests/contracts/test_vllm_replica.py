@@ -111,36 +111,21 @@ def check_body(case: dict[str, Any], response: Any) -> None:
         assert response.json == document
 
 
-@pytest.mark.parametrize("case", captured("ok"))
-def test_successful_responses_have_the_format_of_vllm(replica: ReplicaProcess, case: Any) -> None:
+def check(replica: ReplicaProcess, case: dict[str, Any]) -> Any:
     response = send(replica, case)
-
     check_head(case, response)
     check_body(case, response)
+    return response
 
 
-@pytest.mark.parametrize("case", captured("errors"))
-def test_errors_have_the_messages_of_vllm(replica: ReplicaProcess, case: Any) -> None:
-    response = send(replica, case)
-
-    check_head(case, response)
-    check_body(case, response)
-
-
-@pytest.mark.parametrize("case", captured("sleep-hang-crash"))
-def test_sleep_and_wake_up_respond_as_vllm_does(replica: ReplicaProcess, case: Any) -> None:
-    response = send(replica, case)
-
-    check_head(case, response)
-    check_body(case, response)
+@pytest.mark.parametrize("case", [*captured("ok"), *captured("errors"), *captured("sleep-hang-crash")])
+def test_responses_and_errors_have_the_format_and_the_messages_of_vllm(replica: ReplicaProcess, case: Any) -> None:
+    check(replica, case)
 
 
 @pytest.mark.parametrize("case", captured("auth-queue-drain"))
 def test_the_api_key_protects_the_same_paths_as_in_vllm(with_api_key: ReplicaProcess, case: Any) -> None:
-    response = send(with_api_key, case)
-
-    check_head(case, response)
-    check_body(case, response)
+    check(with_api_key, case)
 
 
 def test_a_full_queue_is_a_503_with_the_message_of_vllm() -> None:
@@ -154,11 +139,8 @@ def test_a_full_queue_is_a_503_with_the_message_of_vllm() -> None:
             if '"queue-full"' in line
         )
 
-        response = send(replica, case)
+        response = check(replica, case)
         streamed = replica.chat("x", stream=True)
-
-        check_head(case, response)
-        check_body(case, response)
         assert (streamed.status, streamed.json) == (503, response.json)
         assert replica.metric("vllm:admission_rejections_total", reason="max_num_queued_reqs") == 2
         busy.join()
