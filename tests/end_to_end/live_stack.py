@@ -67,9 +67,8 @@ class LiveStack:
         """Base URL of the router's data port."""
         return f"http://127.0.0.1:{self.router_port}"
 
-    def start(self, *, within_s: float) -> float:
-        """Run ``make run`` until it is ready; seconds it took."""
-        begun = time.monotonic()
+    def start(self, *, within_s: float) -> None:
+        """Run ``make run`` until it is ready."""
         self._process = subprocess.Popen(
             ["make", "run"],
             cwd=ROOT,
@@ -82,7 +81,6 @@ class LiveStack:
         )
         threading.Thread(target=self._read, daemon=True).start()
         self.until(lambda: any(line.startswith(READY) for line in self.lines), within_s, "the ready line")
-        return time.monotonic() - begun
 
     def interrupt(self, *, within_s: float = 20) -> None:
         """Send Ctrl-C to the process group and wait for the exit."""
