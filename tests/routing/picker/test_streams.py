@@ -9,6 +9,7 @@ import json
 import tracemalloc
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 import pytest
@@ -31,6 +32,8 @@ from routing.schema import (
     RouterConfig,
     StreamUsage,
 )
+from routing.settings import STATE_URL
+from routing.types import TargetId
 from tests.fakes.certificates import Authority
 from tests.fakes.replica import FakeReplica, fake_replicas, sse
 from tests.routing.picker.streams import (
@@ -47,6 +50,7 @@ from tests.routing.picker.streams import (
 )
 from tests.routing.proxy.harness import (
     BODY,
+    DEADLINE_S,
     KEY,
     Harness,
     api_key,
@@ -569,3 +573,37 @@ async def test_invalid_and_growing_bodies_are_rejected() -> None:
             accepted = [option.header.raw_value for option in picked.immediate.headers.set_headers]
             assert (b"gzip, zstd" in accepted) == (status == 415)
         assert harness.router.unfinished_body_bytes == 0
+
+
+async def test_a_picker_and_a_router_follow_each_others_prompts_and_loads(
+    valkey: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(STATE_URL, f"unix://{urlsplit(valkey).path}")
+    async with fake_replicas(6) as six:
+        shared, by_name = config(six, settings=LowestCostSettings()), {it.name: endpoint(it) for it in six}
+        async with routed(shared) as router, picking(shared) as (picker, channel), asyncio.timeout(DEADLINE_S):
+            views = {harness: harness.router.state_exchange.view for harness in (router, picker)}
+            while None in [harness.router.balancer.residency.placed for harness in views]:  # they have found each other
+                await asyncio.sleep(0.005)
+            found: list[list[str]] = []
+            for number in range(8):
+                body, stream = chat_body(text=f"Prompt {number}. " * 500), EnvoyStream(channel)
+                known = {harness: view.placed for harness, view in views.items()}
+                turns, chosen = ((router, picker), (picker, router))[number % 2], []
+                for harness in turns:
+                    if harness is router:
+                        chosen.append(by_name[(await router.chat(body)).replica])
+                    else:
+                        chosen.append((await stream.request(body)).endpoints[0])
+                    while views[turns[1]].placed == known[turns[1]]:  # what the first one has sent
+                        await asyncio.sleep(0.005)
+                found.append(chosen)
+                await stream.response(b"{}")
+                await stream.end()
+            busy = TargetId(six[0].name)
+            picker.router.balancer.loads.dispatch(busy, 1000)
+            while not router.router.balancer.loads.load(busy).remote_running:
+                await asyncio.sleep(0.005)
+
+    assert [first for first, _ in found] == [second for _, second in found]
+    assert len({first for first, _ in found}) > 1
