@@ -38,7 +38,7 @@ from routing.http.tasks import Background, Periodic
 from routing.observability.metrics import PREFIX, header, labels
 from routing.schema import derived_key
 from routing.sharing.transports import MAX_MESSAGE_BYTES, Transport
-from routing.sharing.view import PERIOD_S, SILENT_S, WHOLE_S, OwnState, SharedView, Update
+from routing.sharing.view import MAX_ANSWER_BYTES, PERIOD_S, SILENT_S, WHOLE_S, OwnState, SharedView, Update
 from routing.types import TargetId
 
 MAX_BYTES_PER_S: Final = 4 << 20
@@ -120,6 +120,7 @@ class Exchange:
         self._identity = (self._router + bytes.fromhex(identity))[:IDENTITY_BYTES].rjust(IDENTITY_BYTES, b"\0")
         self._clock = loads.clock
         self._own, self.view = OwnState(loads, residency), SharedView(loads, residency)
+        self.view.identity = self._identity
 
     def configure(self, hash_secret: str, targets: Iterable[TargetId]) -> None:
         """Share the loads of these targets with routers that have this secret; starts the exchange at first."""
@@ -191,10 +192,15 @@ class Exchange:
         if own is None or view is None or seal is None:
             return
         view.expire(now_s, is_connected=now_s - self._returned_s <= SILENT_S)
+        view.restore()
         own.set_peers(view.counted)
         is_whole = now_s - self._whole_s >= WHOLE_S
         if self.transport.is_ready(now_s, self._returned_s) and (view.counted or is_whole):
             self._publish(seal, own, now_s, is_whole=is_whole)
+            max_bytes = min(MAX_ANSWER_BYTES, self.transport.max_bytes)
+            answer = view.answer(now_s, max_bytes) if self._budget_bytes >= max_bytes else None
+            if answer is not None:
+                self._send(seal, answer, now_s)
 
     def _publish(self, seal: Seal, own: OwnState, now_s: float, *, is_whole: bool) -> None:
         elapsed_s = min(BURST_S, now_s - self._budget_s)
@@ -206,6 +212,10 @@ class Exchange:
             return
         if is_whole:
             self._whole_s = now_s
+            update.asks = self.view is not None and self.view.asks
+        self._send(seal, update, now_s)
+
+    def _send(self, seal: Seal, update: Update, now_s: float) -> None:
         self._sequence += 1
         data = seal.close(Message(self._identity, self._sequence, update))
         self._budget_bytes -= len(data)

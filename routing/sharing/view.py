@@ -9,12 +9,17 @@ Values are published when they change. While a prompt is being prefilled its rem
 published once it makes a difference of ``PROGRESS_S``. A *whole* update has all loads above zero, and replaces what the
 router has published before: it is sent at least every ``WHOLE_S``, and is a heartbeat at the same time. A peer that
 was not heard of for ``SILENT_S``, by this router's own clock, counts as nothing.
+
+A router that starts without any recorded prompt asks for those of its peers. The peer with the lowest identity answers
+with a snapshot of each replica's latest prompts. Ages are relative, so that clocks may differ.
 """
 
 from __future__ import annotations
 
+import itertools
 from array import array
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from math import inf
 from typing import Annotated, Final
 
@@ -23,6 +28,7 @@ from msgspec import Meta, Struct
 from routing.balancing.block_index import Chain
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.residency import Residency
+from routing.balancing.residency_snapshot import decode_uses, encode_uses, restore_uses
 from routing.types import TargetId
 
 PERIOD_S: Final = 0.05  # between updates while something has changed
@@ -35,12 +41,18 @@ MAX_PEERS: Final = 64  # remembered; beyond that the one that was silent for lon
 HASH_BYTES: Final = 8
 MAX_HASHES_BYTES: Final = HASH_BYTES * 2048  # of the longest chain
 PLACED_BYTES: Final = 32  # of a prompt in an update, besides its hashes
+ANSWER_S: Final = 5.0  # how long a router waits for an answer
+ANSWER_PERIOD_S: Final = 1.0  # between two answers of one router
+MAX_ANSWER_BYTES: Final = 128 << 10  # of an update, and of one replica's prompts: about a million tokens
+RESTORED_AT_ONCE: Final = 16  # prompts of an answer that a router records every period, which takes milliseconds
+MAX_HEARD: Final = 1024  # prompts that are remembered while a router waits for an answer
 
 Name = Annotated[str, Meta(max_length=128)]
 Running = Annotated[int, Meta(ge=0, le=1_000_000)]
 Tokens = Annotated[int, Meta(ge=0, le=1 << 40)]
 BlockTokens = Annotated[int, Meta(ge=1, le=65_536)]
 Hashes = Annotated[bytes, Meta(max_length=MAX_HASHES_BYTES)]
+Uses = Annotated[bytes, Meta(max_length=MAX_ANSWER_BYTES)]
 
 
 class Update(Struct, array_like=True):
@@ -50,6 +62,8 @@ class Update(Struct, array_like=True):
     loads: dict[Name, tuple[Running, Tokens]]  # by target: running requests, and tokens that wait for their prefill
     # Target, estimated tokens of a block, block hashes of a prompt; no hashes: they were published a short time ago.
     placed: list[tuple[Name, BlockTokens, Hashes]]
+    asks: bool = False  # for the prompts that peers know
+    answer: tuple[bytes, list[tuple[Name, Uses]]] | None = None  # to a router that asked: records of replicas' prompts
 
 
 class OwnState:
@@ -147,13 +161,15 @@ class OwnState:
 class Peer:
     """Another router, as known from its updates."""
 
-    __slots__ = ("is_counted", "loads", "seen_s", "sequence")
+    __slots__ = ("asks", "is_answered", "is_counted", "loads", "seen_s", "sequence")
 
     def __init__(self) -> None:
         self.sequence = -1  # of its last update
         self.seen_s = 0.0  # when that arrived, by this router's clock
         self.loads: dict[str, tuple[int, int]] = {}
         self.is_counted = False  # not silent
+        self.asks = False  # it knows no prompts
+        self.is_answered = False
 
 
 class SharedView:
@@ -164,8 +180,16 @@ class SharedView:
         self._residency = residency
         self._targets = set(targets)
         self.peers: dict[bytes, Peer] = {}  # by the identity of a router's process
+        self.identity = b""  # of this router's process
+        self._heard: list[tuple[TargetId, Chain, int]] | None = None  # since this router waits for an answer
+        self._waits_until_s = inf  # for an answer; infinite: nothing was heard of a peer yet
+        self._asking: list[bytes] = []  # routers that this one is to answer
+        self._unanswered: list[TargetId] = []  # what the first of these was not sent yet
+        self._answer_at_s = -inf  # not before
+        self._restoring: Iterator[int] = iter(())  # records the prompts of an answer
         self.lost = 0  # updates of peers that never arrived
         self.placed = 0  # prompts of peers that were added to the residency
+        self.restored = 0  # prompts of an answer
 
     @property
     def counted(self) -> int:
@@ -186,6 +210,7 @@ class SharedView:
             peer = self._add(identity)
         if sequence <= peer.sequence:
             return False
+        self._begin_waiting(now_s)
         if peer.sequence >= 0:
             self.lost += sequence - peer.sequence - 1
         peer.sequence, peer.seen_s = sequence, now_s
@@ -195,15 +220,88 @@ class SharedView:
         # Only these: each is a change for the order of candidates, and whole updates repeat the loads of all targets.
         changed = [name for name in before.keys() | update.loads if before.get(name) != loads.get(name)]
         peer.loads = loads
+        self._add_placed(update, now_s)
+        self._sum(changed)
+        if update.is_whole:
+            peer.asks = update.asks
+            if peer.asks and not peer.is_answered and self._answers(identity):
+                peer.is_answered = True
+                self._asking.append(identity)
+        if update.answer is not None and update.answer[0] == self.identity and self._heard is not None:
+            self._restoring = itertools.chain(self._restoring, self._restored(update.answer[1], now_s))
+        return True
+
+    def _add_placed(self, update: Update, now_s: float) -> None:
         for name, block_tokens, hashes in update.placed:
             replica = self._residency.replica(target := TargetId(name)) if name in self._targets else None
             if replica is not None and not len(hashes) % HASH_BYTES:
                 if not replica.caches_nothing:
-                    self._residency.add_stored(target, _chain(hashes), now_s, block_tokens)
+                    chain = _chain(hashes)
+                    self._residency.add_stored(target, chain, now_s, block_tokens)
+                    if self._heard is not None and len(self._heard) < MAX_HEARD:
+                        self._heard.append((target, chain, block_tokens))
                 self._loads.count_remote_request(target)
                 self.placed += 1
-        self._sum(changed)
-        return True
+
+    # --- prompts for a router that joins ---
+
+    @property
+    def asks(self) -> bool:
+        """Whether this router waits for the prompts that its peers know."""
+        return self._heard is not None
+
+    def answer(self, now_s: float, max_bytes: int) -> Update | None:
+        """The next part of an answer to a router that asked; None if there is none to be sent now."""
+        if not self._unanswered:
+            self._asking = [
+                identity for identity in self._asking if identity in self.peers and self.peers[identity].asks
+            ]
+            if not self._asking or now_s < self._answer_at_s:
+                return None
+            self._unanswered, self._answer_at_s = sorted(self._targets), now_s + ANSWER_PERIOD_S
+        cached: list[tuple[str, bytes]] = []
+        free_bytes = max_bytes = min(max_bytes, MAX_ANSWER_BYTES)
+        while self._unanswered:
+            replica = self._residency.replica(name := self._unanswered[-1])
+            uses = b"" if replica is None else b"".join(encode_uses(replica, now_s, 0.0, max_bytes))
+            if len(uses) > free_bytes:
+                break
+            free_bytes -= len(uses)
+            cached.append((name, uses))
+            self._unanswered.pop()
+        identity = self._asking[0] if self._unanswered else self._asking.pop(0)
+        return Update(False, {}, [], answer=(identity, cached))
+
+    def _answers(self, asking: bytes) -> bool:
+        """Whether this router has the lowest identity, of those that do not ask themselves if there are any."""
+        own = (self.asks, self.identity)
+        others = [(peer.asks, identity) for identity, peer in self.peers.items() if peer.is_counted]
+        return all(own < other for other in others if other[1] != asking)
+
+    def _begin_waiting(self, now_s: float) -> None:
+        """Wait for an answer from the first update of a peer on, if this router knows no prompts."""
+        if self._waits_until_s == inf:
+            self._waits_until_s = now_s + ANSWER_S
+            self._heard = None if len(self._residency) else []
+        elif now_s > self._waits_until_s:
+            self._heard = None
+
+    def restore(self, prompts: int = RESTORED_AT_ONCE) -> None:
+        """Record at most so many prompts of an answer; call it every period."""
+        self.restored += len(list(itertools.islice(self._restoring, prompts)))
+
+    def _restored(self, cached: list[tuple[str, bytes]], now_s: float) -> Iterator[int]:
+        """Record what replicas have cached, before the prompts that were heard of meanwhile."""
+        residency = self._residency
+        for name, uses in cached:
+            if name not in self._targets:
+                continue
+            target = TargetId(name)
+            with suppress(ValueError):  # the others are of use
+                yield from restore_uses(residency, target, [decode_uses(uses)], now_s, 0.0, residency.ttl_s)
+            for heard, blocks, block_tokens in self._heard or ():
+                if heard == target:
+                    residency.add_stored(target, blocks, now_s, block_tokens)
 
     def expire(self, now_s: float, *, is_connected: bool = True) -> None:
         """Stop counting the peers that are silent; all of them if this router is not connected to the others."""

@@ -114,6 +114,18 @@ async def test_routers_know_each_others_loads_and_prompts(start: Start) -> None:
     assert (one.exchange.errors, other.exchange.errors) == ({}, {})
 
 
+async def test_a_router_that_joins_learns_the_prompts_that_were_placed_before(start: Start) -> None:
+    one, other = start(1), start(2)
+    await until_peers(one, other)
+    await until(lambda: one.residency.placed is not None)
+    one.send(A, 0, prompt(1))
+    await until(lambda: other.residency.match(prompt(1)).blocks == 20)
+
+    new = start(3)
+
+    await until(lambda: new.residency.match(prompt(1)).blocks == 20)
+
+
 async def test_a_router_that_leaves_takes_its_load_with_it(start: Start) -> None:
     one, other = start(1), start(2)
     await until_peers(one, other)

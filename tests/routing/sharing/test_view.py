@@ -14,6 +14,8 @@ from routing.balancing.residency import MAX_PLACED, Residency
 from routing.sharing import view as view_module
 from routing.sharing.exchange import Message, Seal
 from routing.sharing.view import (
+    ANSWER_PERIOD_S,
+    ANSWER_S,
     HASH_BYTES,
     MAX_PEERS,
     PLACED_BYTES,
@@ -300,6 +302,90 @@ def test_the_number_of_remembered_peers_is_bounded() -> None:
 
     assert len(router.view.peers) == MAX_PEERS
     assert router.seen(A) == (MAX_PEERS, 5 * MAX_PEERS)
+
+
+def joining(*peers: Router) -> Router:
+    """A router that joins these, each of which hears that it asks."""
+    new = Router(started_s=5_000.0)
+    new.view.identity = b"new"
+    for peer in peers:
+        new.view.apply(peer.view.identity, 100, peer.take(is_whole=True), new.now_s)
+    for peer in peers:
+        peer.view.apply(b"new", 1, Update(True, {}, [], asks=new.view.asks), peer.now_s)
+    return new
+
+
+def fleet(*names: bytes) -> list[Router]:
+    routers = [Router() for _ in names]
+    for router, name in zip(routers, names, strict=True):
+        router.view.identity = name
+        router.residency.insert(A, chain(1000), 0.0)  # it knows a prompt, and asks nobody
+        for other in names:
+            if other != name:
+                router.view.apply(other, 1, Update(True, {}, []), 0.0)
+    return routers
+
+
+def test_a_router_that_joins_learns_the_prompts_that_others_have_placed() -> None:
+    first, second = fleet(b"a", b"b")
+    for number in range(30):
+        first.now_s += 1
+        first.send(A if number % 2 else B, 100, chain(number, 20))
+    new = joining(first, second)
+    heard = chain(77, 20)
+    new.view.apply(b"b", 101, Update(False, {}, [("a", 64, heard.tobytes())]), new.now_s)
+
+    answer = first.view.answer(first.now_s, 1 << 20)
+    assert second.view.answer(second.now_s, 1 << 20) is None, "one peer answers"
+    other = Router()
+    for router in (new, other):
+        router.view.apply(b"a", 102, answer, router.now_s)
+        router.view.restore(29)
+        assert (router.view.restored, router.view.asks) == ((29, True) if router is new else (0, True))
+        router.view.restore()
+
+    assert [new.residency.match(chain(number, 20)).blocks for number in range(30)] == [20] * 30
+    assert new.residency.match(heard).blocks == 20
+    assert list(new.residency.replica(A).uses)[-1].used_s == new.now_s, "heard of last"
+    assert len(other.residency) == 0, "the answer is for another router"
+    assert first.view.answer(first.now_s, 1 << 20) is None
+    joining_again = Update(True, {}, [], asks=True)
+    first.view.apply(b"new", 2, joining_again, first.now_s)
+    assert first.view.answer(first.now_s + ANSWER_S, 1 << 20) is None, "once for each router"
+
+
+def test_answers_are_bounded_in_bytes_and_frequency() -> None:
+    [only] = fleet(b"a")
+    for number in range(200):
+        only.send(A if number % 2 else B, 100, chain(number, 20))
+    joining(only)
+    for asking in (b"x", b"y"):
+        only.view.apply(asking, 1, Update(True, {}, [], asks=True), 0.0)
+
+    sizes = []
+    while (answer := only.view.answer(0.0, 4000)) is not None:
+        assert answer.answer[0] == b"new"
+        sizes.append(sum(len(uses) for _, uses in answer.answer[1]))
+
+    assert all(2000 < size <= 4000 for size in sizes)
+    assert len(sizes) == 2, "the latest prompts of each replica"
+    assert only.view.answer(ANSWER_PERIOD_S - 0.1, 4000) is None
+    assert only.view.answer(ANSWER_PERIOD_S, 4000).answer[0] == b"x"
+
+
+def test_routers_that_ask_leave_the_answer_to_one_that_knows_and_wait_for_a_limited_time() -> None:
+    new, other = joining(), joining()
+    for router in (new, other):
+        router.view.apply(b"knows", 1, Update(True, {}, []), router.now_s)
+    new.view.apply(b"other", 1, Update(True, {}, [], asks=True), new.now_s)
+    assert new.view.asks
+    new.view.apply(b"knows", 2, Update(False, {}, []), new.now_s + ANSWER_S + 0.1)
+    other.view.apply(b"new", 1, Update(False, {}, [], answer=(b"new", [("a", b"no records"), ("none", b"")])), 0.0)
+    other.view.restore()
+
+    assert new.view.answer(new.now_s, 1 << 20) is None
+    assert not new.view.asks
+    assert len(other.residency) == 0
 
 
 def test_a_sealed_message_can_be_opened_by_routers_with_the_same_secret_only() -> None:
