@@ -3,7 +3,7 @@
 Real router processes, 8 stand-in replicas and a Valkey: the first requests of a seeded workload, each to a random
 router, with nothing shared and with shared state. ``sim`` is the simulator with the same requests, the same routers for
 them, and engines with the same parameters. Both as ratios to one router, because a client's own time is part of a live
-TTFT; ``--speed`` times as fast, because the trace would take an hour. About 3 minutes.
+TTFT; ``--speed`` times as fast, because the trace would take an hour. About 3 minutes. ``--workers``: of each router.
 
 ``--cpu``: user and system time of a router per request, in us: a router with three peers, which place as many requests
 each, and one that does not share get the same traffic in turns. Bodies have 8 KiB, of which seven eighths were sent
@@ -94,6 +94,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--speed", type=float, default=4.0)
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--plain", action="store_true", help="measure the plain build")
+    parser.add_argument("--workers", type=int, default=1, help="processes of each router; the simulator has one")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rates", type=float, nargs="+", default=[60.0, 250.0, 500.0], help="requests/s, with --cpu")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each round, with --cpu")
@@ -156,7 +157,8 @@ def _stand(
     blocks = model.blocks * model.block_tokens // ENGINE_BLOCK_TOKENS
     engine = ("--blocks", f"{blocks + 1}", "--prefill-rate", f"{model.prefill_rate}", "--step-s", f"{model.step_s}")
     engine += ("--decode-s", f"{model.decode_s}")
-    compiled = (None if options.plain else compiled_environment()) or dict(os.environ)
+    environment = (None if options.plain else compiled_environment()) or dict(os.environ)
+    environment["WARMPATH_ROUTER_WORKERS"] = str(options.workers)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         ports = [stack.enter_context(replica_process(*engine)).port for _ in range(REPLICAS)]
@@ -176,7 +178,7 @@ def _stand(
                     f"router-{number}",
                     members,
                     LowestCostSettings(),
-                    {**compiled, **({STATE_URL: url} if url is not None else {})},
+                    {**environment, **({STATE_URL: url} if url is not None else {})},
                 )
             )
             for number in range(routers)
