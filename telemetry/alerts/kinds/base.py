@@ -22,7 +22,6 @@ from telemetry.alerts.findings import (
     Result,
     Timing,
     TrafficEvidence,
-    Unit,
 )
 from telemetry.alerts.history_window import CURRENT_ONLY, HistoryView, Source, WindowSum
 from telemetry.models import RuleKind
@@ -140,7 +139,6 @@ class Kind:
     about: str  # what it finds and what it does not, for the person who writes a rule
     settings: type[RuleSettings]
     sources: frozenset[Source]
-    unit: Unit
     evaluate: Callable[[Any, HistoryView, str], Findings]  # pure: settings, history, task group ("": the pool)
     summarize: Callable[[Scope, Any, Any], str]  # a breach as a sentence
     condition: Callable[[Any], str]  # when a rule with these settings fires, in half a sentence

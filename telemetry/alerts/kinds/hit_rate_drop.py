@@ -299,7 +299,6 @@ HIT_RATE_DROP = Kind(
     settings=HitRateDropSettings,
     sources=frozenset({Source.BINS, Source.ENGINE_HOURS}),
     group_sources=frozenset({Source.BINS, Source.GROUP_HOURS}),
-    unit="ratio",
     evaluate=_evaluate,
     summarize=_summarize,
     condition=lambda settings: (

@@ -91,7 +91,6 @@ HIT_RATE_FLOOR = Kind(
     settings=HitRateFloorSettings,
     sources=frozenset({Source.ENGINES}),
     group_sources=frozenset({Source.GROUPS}),
-    unit="ratio",
     evaluate=_evaluate_floor,
     summarize=_summarize_floor,
     condition=lambda settings: f"hit rate below {percent(settings.floor_ratio)} over {duration(settings.window_s)}",
@@ -168,7 +167,6 @@ PREDICTION_GAP = Kind(
     "requests do not come through routers, its counters are not compared with responses.",
     settings=PredictionGapSettings,
     sources=frozenset({Source.RESPONSES, Source.ENGINES}),
-    unit="ratio",
     evaluate=_evaluate_gap,
     summarize=_summarize_gap,
     condition=lambda settings: (

@@ -120,30 +120,19 @@ def test_late_share_is_exact_at_a_named_histogram_edge():
 
 
 @pytest.mark.parametrize(
-    ("settings", "path"),
+    ("kind", "settings", "field"),
     [
-        ({"burn_rate": 21}, "$.settings.burn_rate"),
-        ({"long_s": 3500}, "$.settings.long_s"),
-        ({"long_s": 300}, "$.settings.long_s"),
+        ("ttft_objective", {"burn_rate": 21}, "burn_rate"),
+        ("ttft_objective", {"long_s": 3500}, "long_s"),
+        ("ttft_objective", {"long_s": 300}, "long_s"),
+        ("cache_store_down", {"down_s": 301}, "down_s"),
+        ("cache_share_drop", {"baseline_s": 1799}, "baseline_s"),
     ],
 )
-def test_an_objective_that_cannot_fire_is_rejected(settings, path):
-    with pytest.raises(InvalidError) as caught:
-        KINDS["ttft_objective"].read(settings)
-    assert caught.value.faults[0].path == path
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings", "path"),
-    [
-        ("cache_store_down", {"down_s": 301}, "$.settings.down_s"),
-        ("cache_share_drop", {"baseline_s": 1799}, "$.settings.baseline_s"),
-    ],
-)
-def test_a_rule_on_response_caches_that_cannot_fire_is_rejected(kind, settings, path):
+def test_a_rule_that_cannot_fire_is_rejected(kind, settings, field):
     with pytest.raises(InvalidError) as caught:
         KINDS[kind].read(settings)
-    assert caught.value.faults[0].path == path
+    assert caught.value.faults[0].path == f"$.settings.{field}"
 
 
 def test_a_replica_is_down_when_every_attempted_scrape_failed():
