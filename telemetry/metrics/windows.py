@@ -94,11 +94,6 @@ class ReachableShare:
     end: datetime  # of the last bin, or of the window
     delivered_ratio: float | None  # reported cached / prompt tokens in the same bins; None: no response reported any
 
-    @property
-    def delivered_of_reachable(self) -> float | None:
-        """Delivered / reachable, 0 or more; None where one of them is unknown or nothing is reachable."""
-        return self.delivered_ratio / self.ratio if self.delivered_ratio is not None and self.ratio else None
-
     def as_json(self) -> dict[str, Any]:
         return {
             "ratio": self.ratio,
@@ -148,7 +143,6 @@ class ReplicaRow:
     kv_usage_ratio: float | None = None
     requests_per_s: float | None = None
     prompt_tokens_per_s: float | None = None
-    last_read_at: datetime | None = None
     reason: str = ""  # why it is not up
 
 

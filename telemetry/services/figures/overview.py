@@ -224,7 +224,6 @@ def _replica_row(
         kv_usage_ratio=gauges.kv_usage_ratio,
         requests_per_s=ratio(engine.finished, engine.covered_s) if engine else None,
         prompt_tokens_per_s=ratio(engine.prompt_tokens, engine.covered_s) if engine else None,
-        last_read_at=state.ok_at if state else None,
     )
 
 
