@@ -10,7 +10,7 @@ test:   ## every test, in real PostgreSQL, Valkey and Chromium
 	@$(PYTHON) deploy/bootstrap.py test
 
 test-full: ## the generated tests with all their examples; `make test` runs a fifth of them
-	@TEST_FULL=1 $(PYTHON) deploy/bootstrap.py test -m hypothesis
+	@TEST_FULL=1 $(PYTHON) deploy/bootstrap.py test -m "hypothesis or generated"
 
 check:  ## format, lint, types, imports, migrations, documentation
 	@$(PYTHON) deploy/bootstrap.py check

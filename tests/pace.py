@@ -41,3 +41,8 @@ def with_fewer_examples(settings: hypothesis.settings) -> hypothesis.settings:
     """A fifth of the examples, at least ``FEWEST`` where there are as many."""
     count = settings.max_examples
     return hypothesis.settings(settings, max_examples=min(count, max(FEWEST, count // 5)))
+
+
+def examples(full: int) -> int:
+    """How many cases of a seed a test tries, of so many in ``make test-full``."""
+    return full if ALL_EXAMPLES in os.environ else max(1, full // 5)

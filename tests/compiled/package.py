@@ -22,11 +22,8 @@ EXCLUDED = [
     for name in (
         "prompt/test_structure",
         "proxy/test_announcements",
-        "proxy/test_disaggregated_stand_ins",
         "proxy/test_floods",
-        "proxy/test_stored_configurations",
         "proxy/test_tls",
-        "proxy/test_warm_up_reports",
         "replay/test_routers",
         "replay/test_run_cache",
     )

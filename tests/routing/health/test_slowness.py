@@ -121,30 +121,12 @@ def test_a_short_trickle_is_not_slowness() -> None:
         assert replicas.detected(1.5) == {}
 
 
-def test_a_replica_whose_first_bytes_come_far_later_than_its_peers_is_late() -> None:
-    assert pool(Observation(late_s=3.1)).detected(TICK_S) == {"a": TICK_S}
-
-
 def test_peers_that_have_just_caught_up_still_count_as_late() -> None:
     replicas = pool(Observation(late_s=5.0), (Observation(late_s=4.0), Observation(late_s=4.0)))
     assert replicas.detected(2.0) == {}
     replicas.observations |= {"peer-0": HEALTHY, "peer-1": HEALTHY}
     assert replicas.detected(5.0) == {}
     assert set(replicas.detected(60.0)) == {"a"}
-
-
-def test_a_replica_that_is_fuller_than_its_peers_is_not_late() -> None:
-    replicas = pool(Observation(late_s=9.0))
-    replicas.fullness = {"a": 200_000, "peer-0": 100_000, "peer-1": 90_000, "peer-2": 120_000}
-    assert replicas.detected(TICK_S) == {}
-    replicas.fullness["a"] = 100_000
-    assert set(replicas.detected(TICK_S)) == {"a"}
-
-
-def test_two_slow_replicas_do_not_hide_each_other_and_a_probed_one_is_no_peer() -> None:
-    assert set(pool(at_pace(2.0), (at_pace(2.0), HEALTHY, HEALTHY)).detected(10.0)) == {"a", "peer-0"}
-    probed = Observation(late_s=4.0, is_probed=True)
-    assert set(pool(Observation(late_s=4.0), (probed, HEALTHY, probed)).detected(TICK_S)) == {"a", "peer-0", "peer-2"}
 
 
 def test_observations_need_several_streams_unless_the_replica_is_probed() -> None:

@@ -188,7 +188,7 @@ def test_a_message_between_replay_and_subscription_is_replayed_again() -> None:
 
 def test_what_waits_for_a_replay_is_bounded() -> None:
     stream, payload = connected(0), payload_of([CLEARED]) + b"\xc0" * 0
-    large = payload_of([stored([1], [1] * 4)] * 20_000)
+    large = payload_of([stored([1], [1] * 4, padding="x" * 1_000_000)])
     count = MAX_WAITING_BYTES // len(large) + 2
     stream.sees(10)
     for number in range(11, 11 + count):

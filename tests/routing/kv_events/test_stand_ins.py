@@ -147,13 +147,6 @@ async def test_a_reset_of_the_cache_is_known_with_the_next_step() -> None:
             await until_hits(harness, DOCUMENT, lambda hits: hits == [0])
 
 
-async def test_a_router_that_starts_late_knows_all_blocks() -> None:
-    with stand_ins(1) as replicas:
-        await send_directly(replicas[0], DOCUMENT)
-        async with router_before(replicas) as harness:
-            await until(harness, lambda rows: rows[0]["kv_events"][0]["blocks"] > 100)
-
-
 def test_the_stand_in_publishes_what_its_cache_holds() -> None:
     """All blocks that were stored and not removed fit into the cache, and their tokens are those of the prompts."""
     context = zmq.Context()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from routing.schema import (
     RouterConfig,
 )
 from routing.types import TargetId
-from tests.fakes.kv_publisher import CLEARED, KvPublisher, payload_of, removed, stored
+from tests.fakes.kv_publisher import KvPublisher, payload_of, removed, stored
 from tests.routing.building import config as config_of
 from tests.routing.building import pool
 from tests.side_by_side import alone
@@ -73,22 +72,29 @@ async def until(condition: Callable[[], bool], what: str) -> None:
         raise AssertionError(f"waited {DEADLINE_S} s for {what}") from None
 
 
+@contextmanager
+def opened(*, replays: bool = True) -> Iterator[tuple[Router, KvPublisher]]:
+    """A router without subscriptions, and a publisher."""
+    publisher, router = KvPublisher(replays=replays), Router()
+    try:
+        yield router, publisher
+    finally:
+        router.subscriptions.close()
+        publisher.close()
+
+
 @asynccontextmanager
 async def following(
     *, replays: bool = True, settings: PolicySettings | None = None
 ) -> AsyncIterator[tuple[Router, KvPublisher, Callable[[], dict[str, Any]]]]:
     """A router whose subscription has reached a publisher, and a function for its row in /admin/replicas."""
-    publisher, router = KvPublisher(replays=replays), Router()
-    configuration = config(publisher, settings)
-    try:
+    with opened(replays=replays) as (router, publisher):
+        configuration = config(publisher, settings)
         router.subscriptions.configure(configuration)
         await until(publisher.has_subscriber, "the subscription")
         if replays:
             await until(lambda: router.row(configuration)["state"] == "following", "the replay")
         yield router, publisher, lambda: router.row(configuration)
-    finally:
-        router.subscriptions.close()
-        publisher.close()
 
 
 async def test_stored_and_removed_blocks_are_counted() -> None:
@@ -116,18 +122,6 @@ async def test_offloaded_blocks_are_part_of_the_capacity() -> None:
         assert any(line.endswith("} 2") for line in router.subscriptions.lines() if "_offloaded_blocks{" in line)
 
 
-async def test_a_cleared_cache_empties_what_the_router_believes_at_once() -> None:
-    async with following() as (router, publisher, row):
-        publisher.publish(stored([1], [1] * 4))
-        await until(lambda: row()["blocks"] == 1, "the block")
-        router.believe()
-        assert router.believed == 3
-        publisher.publish(CLEARED)
-        await until(lambda: router.believed == 0, "an empty index")
-
-        assert (row()["blocks"], row()["state"]) == (0, "following")
-
-
 async def test_a_gap_is_replayed() -> None:
     async with following() as (_, publisher, row):
         publisher.publish(stored([1], [1] * 4))
@@ -137,24 +131,6 @@ async def test_a_gap_is_replayed() -> None:
         await until(lambda: row()["blocks"] == 3, "all blocks")
 
         assert (row()["state"], row()["gaps"], row()["lost"]) == ("following", 1, 0)
-
-
-async def test_a_gap_without_a_replay_endpoint_leaves_a_part() -> None:
-    async with following(replays=False) as (router, publisher, row):
-        publisher.publish(stored([1], [1] * 4))
-        await until(lambda: row()["state"] == "following", "the first message")
-        followed_since_s = row()["since_s"]
-        router.believe()
-        publisher.publish(CLEARED, is_lost=True)
-        publisher.publish(stored([3], [3] * 4))
-        await until(lambda: row()["state"] == "partial", "the gap")
-
-        assert (row()["blocks"], row()["gaps"], row()["lost"]) == (1, 1, 1)
-        assert followed_since_s < row()["since_s"] <= time.time()
-        assert router.believed == 3  # by estimate
-        entry = router.residency.replica(TARGET)
-        assert entry is not None
-        assert entry.expires
 
 
 @alone
@@ -191,17 +167,13 @@ async def test_a_publisher_that_dies_leaves_the_estimate_and_its_successor_an_em
 
 
 async def test_a_late_router_gets_everything_by_a_replay() -> None:
-    publisher, router = KvPublisher(), Router()
-    try:
+    with opened() as (router, publisher):
         for number in range(2000):
             publisher.publish(stored([number], [number] * 4))
         configuration = config(publisher)
         router.subscriptions.configure(configuration)
         await until(lambda: router.row(configuration)["blocks"] == 2000, "all blocks")
         assert router.row(configuration)["state"] == "following"
-    finally:
-        router.subscriptions.close()
-        publisher.close()
 
 
 @pytest.mark.parametrize(
@@ -250,15 +222,11 @@ async def test_an_unchanged_source_is_followed_on_and_a_removed_one_is_closed() 
 
 
 async def test_pools_that_do_not_compare_cached_prefixes_follow_nothing() -> None:
-    publisher, router = KvPublisher(), Router()
-    try:
+    with opened() as (router, publisher):
         configuration = config(publisher, LeastLoadSettings())
         router.subscriptions.configure(configuration)
         assert router.row(configuration) == {"state": "unused"}
         assert '{pool="chat",replica="a",rank="0",state="unused"} 1' in "\n".join(router.subscriptions.lines())
-    finally:
-        router.subscriptions.close()
-        publisher.close()
 
 
 async def test_each_rank_has_the_next_port_and_its_own_blocks() -> None:
@@ -311,8 +279,7 @@ async def test_messages_that_a_slow_router_loses_are_replayed() -> None:
 
 
 async def test_forbidden_addresses_are_not_connected_to(caplog: pytest.LogCaptureFixture) -> None:
-    publisher, router = KvPublisher(), Router()
-    try:
+    with opened() as (router, publisher):
         configuration = config(publisher)
         networks = ReplicaNetworks(forbidden=("127.0.0.0/8",))
         forbidden = RouterConfig(
@@ -322,9 +289,6 @@ async def test_forbidden_addresses_are_not_connected_to(caplog: pytest.LogCaptur
         await until(lambda: "kv_events_not_opened" in caplog.text, "the rejection")
         assert not publisher.has_subscriber()
         assert router.row(configuration)["state"] == "estimated"
-    finally:
-        router.subscriptions.close()
-        publisher.close()
 
 
 @pytest.mark.plain_python(reason="replaces a method of a native object")

@@ -2,23 +2,83 @@
 
 from __future__ import annotations
 
-import asyncio
+import copy
 import io
 import json
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 import pytest_asyncio
+import yaml
 
 from routing.schema import ConcurrencyConfig, HealthCheck, TaskGroupConfig
-from tests.fakes.envoy import envoy, program
+from tests.fakes.envoy import address, envoy, program
 from tests.fakes.replica import FakeReplica, Held, answering, fake_replicas, sse, streaming
-from tests.routing.picker.gateway import Listener, add_cluster, documented
 from tests.routing.picker.streams import ENDPOINT, picking
 from tests.routing.proxy.harness import BODY, CHAT, Harness, chat_body, config, samples
+
+README = Path(__file__).parents[3] / "routing" / "picker" / "README.md"
+
+
+def documented(replicas: Sequence[FakeReplica], picker_port: int) -> dict[str, Any]:
+    """The configuration of the README, with the ports of the test."""
+    (block,) = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
+    config = yaml.safe_load(block)
+    resources = config["static_resources"]
+    resources["listeners"][0]["address"] = address(0)
+    set_endpoints(cluster(config, "replicas"), [replica.port for replica in replicas])
+    set_endpoints(cluster(config, "picker"), [picker_port])
+    return config
+
+
+def cluster(config: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(item for item in config["static_resources"]["clusters"] if item["name"] == name)
+
+
+def set_endpoints(item: dict[str, Any], ports: Sequence[int]) -> None:
+    endpoints = [{"endpoint": {"address": address(port)}} for port in ports]
+    item["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
+
+
+def add_cluster(config: dict[str, Any], like: str, name: str, ports: Sequence[int]) -> dict[str, Any]:
+    """Add a cluster like another one."""
+    added = copy.deepcopy(cluster(config, like))
+    added["name"] = added["load_assignment"]["cluster_name"] = name
+    set_endpoints(added, ports)
+    config["static_resources"]["clusters"].append(added)
+    return added
+
+
+class Listener:
+    """A further listener, like the documented one."""
+
+    def __init__(self, config: dict[str, Any], name: str) -> None:
+        listeners = config["static_resources"]["listeners"]
+        listener = copy.deepcopy(listeners[0])
+        listener["name"] = name
+        listeners.append(listener)
+        self.manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+        self.filters = self.manager["http_filters"]
+        self.ext_proc = self.filters[0]["typed_config"]
+        self.route = self.manager["route_config"]["virtual_hosts"][0]["routes"][0]["route"]
+
+    def hint(self, endpoints: Sequence[str]) -> None:
+        """Set the subset hint that the picker gets."""
+        value = {"x-gateway-destination-endpoint-subset": list(endpoints)}
+        config = {
+            "@type": "type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config",
+            "metadata": [{"metadata_namespace": "envoy.lb.subset_hint", "value": value}],
+        }
+        self.filters.insert(0, {"name": "envoy.filters.http.set_metadata", "typed_config": config})
+
+
+# --- A real Envoy with the README's configuration in front of a picker: the cases of the endpoint picker protocol ---
+
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -237,15 +297,6 @@ async def test_without_a_picker_envoy_fails_open_or_closed_as_configured(gateway
     assert len([call for replica in gateway.replicas for call in replica.calls]) == 1
 
 
-async def test_malformed_bodies_and_unknown_models_are_rejected_by_the_picker(gateway: Gateway) -> None:
-    malformed, _, body = await gateway.chat(b'{"model": "tiny", "messages": [')
-    unknown, _, text = await gateway.chat(chat_body(model="nobody's"))
-
-    assert (malformed, json.loads(body)["error"]["code"]) == (400, 400)
-    assert (unknown, json.loads(text)["error"]["param"]) == (404, "model")
-    assert not any(replica.calls for replica in gateway.replicas)
-
-
 async def test_an_error_response_of_a_replica_passes_and_counts_against_it(gateway: Gateway) -> None:
     for replica in gateway.replicas:
         replica.script = answering(b'{"error":"out of memory"}', status=500)
@@ -269,22 +320,6 @@ async def test_a_client_that_disconnects_releases_its_load(gateway: Gateway) -> 
 
     await gateway.harness.at_rest()
     held.go.set()
-
-
-async def test_a_client_that_disconnects_leaves_the_admission_queue(gateway: Gateway) -> None:
-    held, services = Held(), gateway.harness.router.services
-    for replica in gateway.replicas:
-        replica.script = held
-    async with gateway.post(STREAM, headers={"X-Task-Group": "queued"}) as first:
-        waiting = asyncio.create_task(gateway.chat(STREAM, headers={"X-Task-Group": "queued"}))
-        await gateway.harness.until(lambda: services.in_flight == 2, "the second request")
-        waiting.cancel()
-        await gateway.harness.until(lambda: services.in_flight == 1, "the end of the second request")
-        held.go.set()
-        await first.read()
-
-    await gateway.harness.at_rest()
-    assert len([call for replica in gateway.replicas for call in replica.calls]) == 1
 
 
 async def test_the_picker_responds_itself_where_no_replica_is_needed(gateway: Gateway) -> None:

@@ -30,7 +30,6 @@ from routing.schema import (
     PrefixHashSettings,
     ReplicaConfig,
     RouterConfig,
-    StreamUsage,
 )
 from routing.settings import STATE_URL
 from routing.types import TargetId
@@ -252,11 +251,6 @@ async def test_a_response_whose_body_is_not_sent_ends_with_its_stream() -> None:
 
     assert (decision["status"], decision["prompt_tokens"]) == (200, None)
     assert 'outcome="ok"} 1' in metrics
-
-
-async def test_as_sent_streams_are_not_asked_for_usage() -> None:
-    async with picking(fleet(replicas(), stream_usage=StreamUsage.AS_SENT)) as (_, channel):
-        assert (await EnvoyStream(channel).request(STREAM)).body == STREAM
 
 
 async def test_an_engine_that_rejects_the_usage_request_is_not_asked_again() -> None:

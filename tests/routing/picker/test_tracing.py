@@ -80,18 +80,6 @@ async def test_a_fallback_has_a_span_of_its_own_after_that_of_the_replica_that_f
     assert (server.attributes["warmpath.retries"], server.is_error) == (2, False)
 
 
-async def test_a_rejected_request_has_only_a_server_span_with_its_status(collector: OtlpReceiver) -> None:
-    async with picking(fleet()) as (_, channel):
-        stream = EnvoyStream(channel)
-        picked = await stream.request(headers=[SAMPLED], subset=[])
-        assert picked.status == 503
-        await stream.end()
-
-    (server,) = collector.spans
-    assert server.attributes["http.response.status_code"] == 503
-    assert (server.attributes["warmpath.outcome"], server.is_error) == ("router_error", True)
-
-
 async def test_a_stream_that_envoy_ends_early_is_an_error_of_its_span(collector: OtlpReceiver) -> None:
     async with picking(fleet()) as (_, channel):
         stream = EnvoyStream(channel)
@@ -116,14 +104,3 @@ async def test_a_request_without_a_valid_parent_starts_a_trace_without_the_clien
     assert server.parent_id == ""
     assert picked.fields["traceparent"] == f"00-{server.trace_id}-{client.span_id}-01"
     assert "tracestate" in picked.removed
-
-
-async def test_a_request_that_is_not_sampled_keeps_its_headers(collector: OtlpReceiver) -> None:
-    async with picking(fleet()) as (_, channel):
-        stream = EnvoyStream(channel)
-        picked = await stream.request(headers=[UNSAMPLED])
-        await stream.response(ANSWER)
-        await stream.end()
-
-    assert collector.spans == []
-    assert "traceparent" not in picked.fields

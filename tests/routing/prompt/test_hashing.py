@@ -59,17 +59,6 @@ def test_a_system_boundary_without_a_system_prompt_has_no_key() -> None:
     assert HASHER.tier1(chat(("user", "a")), "llama", at(Boundary.SYSTEM)) is None
 
 
-def test_a_byte_boundary_ends_after_its_bytes() -> None:
-    one, other = (chat(("user", "a" * 90 + text)) for text in ("b", "c"))
-
-    assert HASHER.tier1(one, "llama", at(Boundary.BYTES, boundary_bytes=64)) == HASHER.tier1(
-        other, "llama", at(Boundary.BYTES, boundary_bytes=64)
-    )
-    assert HASHER.tier1(one, "llama", at(Boundary.BYTES, boundary_bytes=128)) != HASHER.tier1(
-        other, "llama", at(Boundary.BYTES, boundary_bytes=128)
-    )
-
-
 def test_a_message_boundary_ends_after_its_messages() -> None:
     turns = [SHORT_SYSTEM, ("user", "a"), ("assistant", "b")]
     one, other = chat(*turns, ("user", "c")), chat(*turns, ("user", "d"))
@@ -89,16 +78,6 @@ def test_a_message_boundary_past_the_last_message_ends_with_it() -> None:
 
 def test_a_message_boundary_without_messages_ends_after_the_tools() -> None:
     assert HASHER.tier1(chat(tools=[{"name": "a"}]), "llama", at(Boundary.MESSAGES)) is not None
-
-
-def test_the_prefix_ends_before_the_marker() -> None:
-    one, other = (chat(("user", f"The handbook. ### Question {text}")) for text in ("a", "b"))
-    edited = chat(("user", "The Handbook. ### Question a"))
-    rule = at(Boundary.MARKER)
-
-    assert HASHER.tier1(one, "llama", rule) == HASHER.tier1(other, "llama", rule)
-    assert HASHER.tier1(one, "llama", rule) != HASHER.tier1(edited, "llama", rule)
-    assert one.data[: boundary_end(one, rule)].endswith(b"The handbook. ")
 
 
 @pytest.mark.parametrize("prompt", [chat(LONG_SYSTEM, ("user", "a")), chat(("user", "a" * 5000)), chat()])
@@ -281,12 +260,6 @@ def test_the_cache_of_hashes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     for number in range(100):
         block_hashes(hasher, of_bytes(number.to_bytes(256, "little")))
     assert len(hasher._chunks) <= 10
-
-
-def test_equal_blocks_at_different_places_have_different_hashes() -> None:
-    blocks = block_hashes(HASHER, of_bytes(b"x" * BLOCK_BYTES * 50))
-
-    assert len(set(blocks)) == 50
 
 
 def test_blocks_end_at_half_a_mebibyte() -> None:

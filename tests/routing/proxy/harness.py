@@ -108,10 +108,19 @@ class Harness:
         return connect(self.port, tls)
 
     async def chat(self, body: bytes = BODY, headers: Sequence[bytes] = ()) -> Response:
-        """Send one request on its own connection."""
+        """Send a chat on its own connection."""
+        return await self.send(post(CHAT, body, headers))
+
+    async def send(self, request: bytes) -> Response:
+        """Send a request on its own connection."""
         async with self.connect() as client:
-            await client.send(post(CHAT, body, headers))
+            await client.send(request)
             return await client.read_response()
+
+    @property
+    def decisions(self) -> list[dict[str, Any]]:
+        """The decision records so far."""
+        return decision_page(self.router.services.decisions, 0, 99)["decisions"]
 
     async def admin(self, method: str, path: str, **options: Any) -> tuple[int, Any]:
         async with self.http.request(method, self.server.admin_url + path, **options) as response:

@@ -38,7 +38,6 @@ from tests.routing.proxy.harness import (
     bearer,
     chat_body,
     config,
-    decision_page,
     post,
     routed,
     with_keys,
@@ -104,13 +103,6 @@ async def test_a_group_with_one_cap_keeps_the_pools_other_caps(
     assert param is None or response.error["param"] == param
 
 
-async def test_a_groups_length_takes_precedence_over_the_pools(replica: FakeReplica) -> None:
-    async with routed(capped(replica, Caps(max_tokens=10), GroupCaps(max_tokens=50))) as harness:
-        for headers in ([b"X-Task-Group: coding"], []):
-            assert (await harness.chat(chat_body(), headers)).status == 200
-    assert [json.loads(call.body)["max_tokens"] for call in replica.calls] == [50, 10]
-
-
 async def test_a_body_within_its_caps_is_forwarded_byte_by_byte(replica: FakeReplica) -> None:
     bodies = [
         b' {"n" : 1.0e0, "n":2,  "model":"tiny","messages":[]}\r\n',
@@ -154,13 +146,6 @@ async def test_a_length_under_another_endpoints_name_does_not_count(
                 assert (await client.read_response()).status == 200
     assert len(replica.calls) == 3 * len(other_names)
     assert {json.loads(call.body)[name] for call in replica.calls} == {9}
-
-
-async def test_member_names_that_are_not_utf_8_are_rejected(replica: FakeReplica) -> None:
-    async with routed(capped(replica, Caps(max_tokens=9))) as harness:
-        response = await harness.chat(b'{"\xff":1,"max_tokens":null}')
-        await harness.at_rest()
-    assert (response.status, response.error["message"]) == (400, "the JSON is not valid UTF-8")
 
 
 # --- tenants ---
@@ -221,7 +206,7 @@ async def test_tenants_share_no_placement_key(replica: FakeReplica) -> None:
         for secret in (KEY, OTHER, KEY):
             assert (await harness.chat(body, [bearer(secret), b"X-Session-ID: alice"])).status == 200
         await harness.at_rest()
-        first_salt, other_name, again = decision_page(harness.router.services.decisions, 0, 9)["decisions"]
+        first_salt, other_name, again = harness.decisions
     assert (first_salt["prefix"], first_salt["blocks"]) == (again["prefix"], again["blocks"])
     assert len(first_salt["blocks"]) > 20
     assert first_salt["prefix"] != other_name["prefix"]
@@ -299,7 +284,7 @@ async def test_one_tenants_cache_is_cold_for_another(stand_in: ReplicaProcess) -
         hits = [await cached(harness, secret) for secret in (KEY, KEY, OTHER, OTHER, KEY)]
         forged = await cached(harness, OTHER, cache_salt="a")
         await harness.at_rest()
-        reasons = [item["reason"] for item in decision_page(harness.router.services.decisions, 0, 9)["decisions"]]
+        reasons = [item["reason"] for item in harness.decisions]
     assert [hit > 0 for hit in hits] == [False, True, False, True, True]
     assert forged == 0
     assert reasons == ["cold", "hit", "cold", "hit", "hit", "cold"]
@@ -314,3 +299,10 @@ async def test_pipelined_requests_keep_their_keys_apart(replica: FakeReplica) ->
     assert statuses == [200, 200, 401, 200]
     first_salt, other_name, again = (json.loads(call.body)["cache_salt"] for call in replica.calls)
     assert first_salt == again != other_name
+
+
+async def test_member_names_that_are_not_utf_8_are_rejected(replica: FakeReplica) -> None:
+    async with routed(capped(replica, Caps(max_tokens=9))) as harness:
+        response = await harness.chat(b'{"\xff":1,"max_tokens":null}')
+        await harness.at_rest()
+    assert (response.status, response.error["message"]) == (400, "the JSON is not valid UTF-8")

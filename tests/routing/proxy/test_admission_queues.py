@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
 
 from routing.schema import ConcurrencyConfig, HealthCheck, Limits, TaskGroupConfig
 from tests.fakes.replica import Call, FakeReplica, answering, fake_replicas, hanging, plain_answer
-from tests.routing.proxy.harness import BODY, CHAT, Harness, Response, config, decision_page, post, routed
-from tests.side_by_side import alone
+from tests.routing.proxy.harness import BODY, Harness, Response, config, routed
 
 NARROW = ConcurrencyConfig(max_running=2, max_waiting=2, max_wait_s=30.0)
 
@@ -72,25 +70,6 @@ async def test_requests_over_the_limit_wait_and_those_over_the_queue_get_429(rep
         _, text = await harness.admin("GET", "/metrics")
         assert 'queue_seconds_count{pool="chat",group=""} 2' in text
         await harness.at_rest()
-
-
-async def test_waiting_is_part_of_the_latency(replica: FakeReplica) -> None:
-    replica.script = held_requests = HeldRequests()
-    async with routed(config([replica], concurrency=ConcurrencyConfig(max_running=1))) as harness:
-        first, second = ask(harness, "0"), None
-        await replica.wait_calls(1)
-        second = ask(harness, "1")
-        await waiting(harness, 1)
-        loop = asyncio.get_running_loop()
-        started_at = loop.time()
-        while loop.time() < started_at + 0.3:
-            await asyncio.sleep(0.05)
-        await held_requests.answer_next()
-        await replica.wait_calls(2)
-        await held_requests.answer_next()
-        await asyncio.gather(first, second)
-        records = decision_page(harness.router.services.decisions, 0, 9)["decisions"]
-        assert records[1]["latency_s"] >= 0.3
 
 
 async def test_urgent_requests_go_first_and_clients_cannot_raise_their_priority(replica: FakeReplica) -> None:
@@ -202,56 +181,6 @@ async def test_an_admitted_request_without_a_replica_gets_503(replica: FakeRepli
         await harness.until(lambda: not harness.router.balancer.health.is_up("replica-0"), "it to be down")
         await held_requests.answer_next()
         assert [(await task).status for task in (first, second)] == [200, 503]
-        await harness.at_rest()
-
-
-@dataclass
-class Thrashing:
-    """A replica that slows down beyond ``best`` concurrent requests."""
-
-    best: int = 8
-    service_s: float = 0.08  # so long that the CPU time of clients and router hardly counts
-    running: int = 0
-
-    async def __call__(self, call: Call) -> None:
-        self.running += 1
-        try:
-            await asyncio.sleep(self.service_s * max(1.0, (self.running / self.best) ** 2))
-            await call.send(plain_answer(b"{}"))
-        finally:
-            self.running -= 1
-
-
-async def offered(harness: Harness, clients: int, seconds: float) -> Counter[int]:
-    """Statuses that clients get which send a request after each response."""
-    statuses: Counter[int] = Counter()
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-
-    async def keep_asking() -> None:
-        async with harness.connect() as client:
-            while loop.time() < end:
-                await client.send(post(CHAT))
-                response = await client.read_response()
-                statuses[response.status] += 1
-                if response.status != 200:
-                    assert int(response.headers["retry-after"]) >= 1
-                    await asyncio.sleep(0.1)  # an impatient client
-
-    await asyncio.gather(*(keep_asking() for _ in range(clients)))
-    return statuses
-
-
-@alone
-async def test_at_five_times_the_load_goodput_stays_at_its_peak(replica: FakeReplica) -> None:
-    replica.script = Thrashing()
-    concurrency = ConcurrencyConfig(max_running=8, max_waiting=8, max_wait_s=1.0)
-    async with routed(config([replica], concurrency=concurrency)) as harness:
-        peak = await offered(harness, 8, 3.0)
-        over = await offered(harness, 40, 3.0)
-        assert set(over) <= {200, 429, 503}
-        assert over[429] > 0
-        assert over[200] >= 0.9 * peak[200]
         await harness.at_rest()
 
 

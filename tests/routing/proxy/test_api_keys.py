@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections.abc import Sequence
 
 import msgspec
@@ -24,14 +23,11 @@ from tests.routing.proxy.harness import (
     bearer,
     chat_body,
     config,
-    decision_page,
     get,
     post,
     routed,
     with_keys,
 )
-
-COMPLETIONS = b"/v1/completions"
 
 
 async def ask(harness: Harness, body: bytes = BODY, headers: Sequence[bytes] = (bearer(),)) -> Response:
@@ -47,30 +43,27 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 # --- keys ---
-@pytest.mark.parametrize(
-    "headers",
-    [
-        (),
-        (bearer(OTHER),),
-        (b"Authorization: " + KEY.encode(),),
-        (b"Authorization: Basic " + KEY.encode(),),
-        (bearer(), bearer()),
-        (bearer(), bearer(OTHER)),
-        (bearer(KEY + " " + KEY),),
-        (bearer(KEY.upper()),),
-        (bearer(""),),
-        (b"X-Api-Key: " + OTHER.encode(),),
-        (bearer(OTHER), b"X-Api-Key: " + KEY.encode()),
-        (b"Api-Key: " + KEY.encode(),),
-        (bearer(hashlib.sha256(KEY.encode()).hexdigest()),),
-    ],
-)
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, b"/v1/models"])
-async def test_requests_without_a_valid_key_get_401(
-    path: bytes, headers: Sequence[bytes], replica: FakeReplica
-) -> None:
+WITHOUT_KEY: list[tuple[bytes, ...]] = [
+    (),
+    (bearer(OTHER),),
+    (b"Authorization: " + KEY.encode(),),
+    (b"Authorization: Basic " + KEY.encode(),),
+    (bearer(), bearer()),
+    (bearer(), bearer(OTHER)),
+    (bearer(KEY + " " + KEY),),
+    (bearer(KEY.upper()),),
+    (bearer(""),),
+    (b"X-Api-Key: " + OTHER.encode(),),
+    (bearer(OTHER), b"X-Api-Key: " + KEY.encode()),
+    (b"Api-Key: " + KEY.encode(),),
+    (bearer(hashlib.sha256(KEY.encode()).hexdigest()),),
+]
+
+
+@pytest.mark.parametrize("path", [CHAT, b"/v1/models"])
+async def test_requests_without_a_valid_key_get_401(path: bytes, replica: FakeReplica) -> None:
     async with routed(with_keys([replica], api_key())) as harness, harness.connect() as client:
-        for _ in range(2):  # the second head is cached
+        for headers in sorted(2 * WITHOUT_KEY):  # the second head is cached
             await client.send(get(path, headers) if path == b"/v1/models" else post(path, BODY, headers))
             response = await client.read_response()
             assert (response.status, response.headers["www-authenticate"]) == (401, "Bearer")
@@ -123,12 +116,6 @@ async def test_a_valid_key_is_accepted_and_not_forwarded(scheme: bytes, replica:
         assert call.body == BODY
 
 
-async def test_without_an_access_list_keys_are_forwarded(replica: FakeReplica) -> None:
-    async with routed(config([replica])) as harness:
-        assert (await ask(harness)).status == 200
-    assert replica.calls[0].header(b"authorization") == [b"Bearer " + KEY.encode()]
-
-
 @pytest.mark.parametrize("is_guarded", [True, False])
 async def test_a_replica_gets_its_own_key_instead_of_the_clients(is_guarded: bool, replica: FakeReplica) -> None:
     snapshot = with_keys([replica], api_key()) if is_guarded else config([replica])
@@ -175,16 +162,6 @@ async def test_a_key_is_valid_for_its_models(model: str | None, status: int, rep
     assert len(replica.calls) == (status == 200)
 
 
-async def test_models_lists_the_models_of_the_key(replica: FakeReplica) -> None:
-    keys = (api_key(models=("tiny",)), api_key("second", OTHER))
-    async with routed(with_keys([replica], *keys)) as harness, harness.connect() as client:
-        seen = []
-        for secret in (KEY, OTHER):
-            await client.send(get(b"/v1/models", [bearer(secret)]))
-            seen.append([model["id"] for model in json.loads((await client.read_response()).body)["data"]])
-    assert seen == [["tiny"], ["tiny", "large"]]
-
-
 @pytest.mark.parametrize(
     ("groups", "named", "expected"),
     [
@@ -204,7 +181,7 @@ async def test_a_key_selects_and_limits_the_task_group(
     async with routed(with_keys([replica], api_key(groups=groups))) as harness:
         response = await ask(harness, chat_body(), headers)
         await harness.at_rest()
-        placed = [item["group"] for item in decision_page(harness.router.services.decisions, 0, 9)["decisions"]]
+        placed = [item["group"] for item in harness.decisions]
     assert (response.status, placed) == ((403, []) if expected is None else (200, [expected]))
 
 
@@ -280,15 +257,6 @@ async def test_running_requests_are_counted_in_the_new_configuration(clock: list
         go.set()
         assert (await first).status == 200
         assert (await ask(harness)).status == 429
-
-
-async def test_a_new_configuration_is_no_new_allowance(clock: list[float], replica: FakeReplica) -> None:
-    limited = with_keys([replica], api_key(requests_per_s=1, burst=1))
-    async with routed(limited) as harness:
-        statuses = [(await ask(harness)).status]
-        await harness.push(limited, revision=2)
-        statuses.append((await ask(harness)).status)
-    assert statuses == [200, 429]
 
 
 # --- in a snapshot ---

@@ -1,14 +1,22 @@
-"""Clients that disconnect, pipeline or exceed limits, and requests that the router rejects."""
+"""Clients that disconnect, pipeline, exceed limits, or read or send slowly, and requests that the router rejects."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from routing.http.loop import BURST_BYTES, BURST_WRITES, WriteBuffer
+from routing.http.tls import TlsFiles
+from routing.proxy.client_connection import MAX_PIPELINED_BYTES
 from routing.schema import Limits
-from tests.fakes.replica import STREAM_HEAD, Call, FakeReplica, chunk, hanging, plain_answer, sse
-from tests.routing.proxy.harness import BODY, CHAT, RawClient, config, get, post, routed
+from tests.fakes.certificates import Authority
+from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, hanging, plain_answer, sse
+from tests.pace import is_within
+from tests.routing.proxy.harness import BODY, CHAT, Harness, RawClient, config, get, narrow, post, routed
 
 
 @pytest.mark.parametrize("has_started", [False, True])
@@ -58,15 +66,6 @@ async def test_a_malformed_request_is_rejected_after_earlier_ones_are_answered(r
     assert len(replica.calls) == 2
 
 
-async def test_nothing_after_connection_close_is_answered(replica: FakeReplica) -> None:
-    async with routed(config([replica])) as harness, harness.connect() as client:
-        await client.send(post(CHAT, headers=[b"Connection: close"]) + post(CHAT))
-        response = await client.read_response()
-        assert (response.status, response.headers["connection"]) == (200, "close")
-        assert await client.read_all() == b""
-    assert len(replica.calls) == 1
-
-
 async def test_connections_are_limited_by_address(replica: FakeReplica) -> None:
     limits = Limits(max_connections_per_address=3)
     async with routed(config([replica])) as harness, harness.connect() as before:
@@ -111,76 +110,6 @@ LENGTH = b"Content-Length: %d\r\n" % len(BODY)
 START = b"POST /v1/chat/completions HTTP/1.1\r\n"
 HOST = b"Host: router\r\n"
 END = b"\r\n"
-CHUNKED = b"Transfer-Encoding: chunked\r\n"
-CHUNKS = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
-ELSEWHERE = [
-    b"/",
-    b"*",
-    b"/v1",
-    b"/v1/",
-    b"/v1/chat/completions//",
-    b"//v1/chat/completions",
-    b"/v1//chat/completions",
-    b"/V1/chat/completions",
-    b"/v1/chat/completions;a",
-    b"/v1/chat/%63ompletions",
-    b"/v1/chat/completions%2e",
-    b"/v1/../v1/chat/completions",
-    b"/v1/./chat/completions",
-    b"/v1/x/%2e%2e/chat/completions",
-]
-LIMITS = Limits(max_header_bytes=4096, max_body_bytes=32_768, header_timeout_s=0.3, body_idle_timeout_s=0.3)
-
-
-@pytest.mark.parametrize("path", ELSEWHERE)
-@pytest.mark.parametrize("method", [b"POST", b"GET"])
-async def test_differently_written_paths_get_404(path: bytes, method: bytes, replica: FakeReplica) -> None:
-    async with routed(config([replica])) as harness, harness.connect() as client:
-        await client.send(b"%b %b HTTP/1.1\r\nHost: router\r\nContent-Length: 2\r\n\r\n{}" % (method, path))
-        assert (await client.read_response()).status == 404
-        await client.send(get(b"/health"))
-        assert (await client.read_response()).status == 200
-    assert replica.calls == []
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "allowed"),
-    [
-        (b"GET", CHAT, "POST"),
-        (b"PUT", b"/v1/completions", "POST"),
-        (b"OPTIONS", b"/v1/embeddings", "POST"),
-        (b"DELETE", b"/v1/models", "GET, HEAD"),
-        (b"POST", b"/health", "GET, HEAD"),
-    ],
-)
-async def test_a_wrong_method_gets_405_with_allow(
-    method: bytes, path: bytes, allowed: str, replica: FakeReplica
-) -> None:
-    async with routed(config([replica])) as harness, harness.connect() as client:
-        await client.send(b"%b %b HTTP/1.1\r\nHost: router\r\nContent-Length: 0\r\n\r\n" % (method, path))
-        response = await client.read_response()
-    assert (response.status, response.headers["allow"]) == (405, allowed)
-
-
-async def test_trailers_never_become_headers(replica: FakeReplica) -> None:
-    trailers = b"0\r\nX-Sneaky: 1\r\nAuthorization: Bearer x\r\n\r\n"
-    request = START + HOST + CHUNKED + b"Trailer: X-Sneaky\r\n" + END + CHUNKS.replace(b"0\r\n\r\n", trailers)
-    async with routed(config([replica])) as harness, harness.connect() as client:
-        await client.send(request)
-        assert (await client.read_response()).status == 200
-        await client.send(post(CHAT))
-        assert (await client.read_response()).status == 200
-    for call in replica.calls:
-        assert call.header(b"x-sneaky") == call.header(b"authorization") == call.header(b"trailer") == []
-
-
-async def test_expect_100_continue_is_answered_before_the_body(replica: FakeReplica) -> None:
-    async with routed(config([replica])) as harness, harness.connect() as client:
-        await client.send(START + HOST + LENGTH + b"Expect: 100-continue\r\n" + END)
-        assert await client.read_until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-        await client.send(BODY)
-        assert (await client.read_response()).status == 200
-    assert replica.calls[0].header(b"expect") == []
 
 
 async def test_the_100_continue_follows_the_responses_to_earlier_requests(replica: FakeReplica) -> None:
@@ -192,28 +121,216 @@ async def test_the_100_continue_follows_the_responses_to_earlier_requests(replic
         assert (await client.read_response()).status == 200
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        (b"", None),
-        (b"{", None),
-        (b"[]", None),
-        (b'{"model":1}', "model"),
-        (b'{"a":' * 65 + b"1" + b"}" * 65, None),
-        (b'{"a":' * 200_000, None),
-        (b"\xff", None),
-    ],
-)
-async def test_a_body_that_cannot_be_placed_is_rejected(body: bytes, param: str | None, replica: FakeReplica) -> None:
-    async with routed(config([replica])) as harness:
-        response = await harness.chat(body)
-        await harness.at_rest()
-    assert (response.status, response.error["param"]) == (400, param)
-    assert replica.calls == []
-
-
 async def test_a_rejected_client_can_read_the_rejection_while_it_sends(replica: FakeReplica) -> None:
     limits = Limits(max_body_bytes=1024)
     async with routed(config([replica], limits=limits)) as harness, harness.connect() as client:
         await client.send(START + HOST + b"Content-Length: 4000000\r\n" + END, b"x" * 1_000_000)
         assert (await client.read_response()).status == 413
+
+
+# --- Clients that read or send slowly: deadlines, and the memory that they can make the router hold ---
+
+
+MAX_HELD_BYTES = 2 << 20  # of one client: some reads of a replica, or some local responses
+READ_BYTES = 256 << 10  # the largest read of the event loop
+ASKED = 30_000
+PIECE = chunk(b"x" * 65_536)
+PIECES = 1_000  # 64 MiB, many times the socket buffers
+
+
+async def at_a_standstill(figure: Callable[[], int]) -> int:
+    """Wait until a value stops changing; returns it."""
+    async with asyncio.timeout(30):
+        before = -1
+        while figure() != before:
+            before = figure()
+            await asyncio.sleep(0.3)
+    return before
+
+
+def held_bytes(harness: Harness) -> int:
+    """Bytes in the transports' write buffers."""
+    return sum(client.transport.get_write_buffer_size() for client in harness.router.clients)
+
+
+async def flood(call: Call) -> None:
+    await call.send(STREAM_HEAD)
+    for _ in range(PIECES):
+        await call.send(PIECE)
+    await call.send(LAST_CHUNK)
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+async def test_a_client_that_does_not_read_pauses_its_replica(
+    is_tls: bool, tmp_path: Path, replica: FakeReplica
+) -> None:
+    authority, replica.script = Authority(tmp_path), flood
+    certificate = authority.issue("router")
+    files = TlsFiles(str(certificate.path), str(certificate.key)) if is_tls else None
+    async with (
+        routed(config([replica]), tls=files) as harness,
+        harness.connect(authority.client() if is_tls else None) as client,
+    ):
+        client.writer.transport.pause_reading()
+        await client.send(post(CHAT))
+        await harness.until(lambda: any(it.is_full for it in harness.router.clients), "the client to be full")
+        assert await at_a_standstill(lambda: held_bytes(harness)) < MAX_HELD_BYTES
+        client.writer.transport.resume_reading()
+        assert len((await client.read_response()).body) == PIECES * 65_536
+
+
+async def test_a_client_that_reads_nothing_is_disconnected_at_its_deadline(replica: FakeReplica) -> None:
+    async def script(call: Call) -> None:
+        await call.send(STREAM_HEAD)
+        for _ in range(2000):
+            await call.send(chunk(b"x" * 65_536))
+
+    replica.script = script
+    async with routed(config([replica], limits=Limits(write_stall_timeout_s=0.2))) as harness:
+        async with harness.connect() as client:
+            client.writer.transport.pause_reading()
+            await client.send(post(CHAT))
+            await replica.wait_calls(1)
+            await harness.until(lambda: not harness.router.clients, "the client to be disconnected")
+        await harness.at_rest()
+
+
+async def test_a_client_that_is_full_before_the_response_pauses_its_replica(replica: FakeReplica) -> None:
+    """Pipelined requests: a response fills the client while the next request is in flight."""
+    harness: Harness
+
+    async def script(call: Call) -> None:
+        if any(client.is_full for client in harness.router.clients):
+            await flood(call)
+        else:
+            await call.send(plain_answer(b"a" * 60_000))
+
+    replica.script = script
+    async with routed(config([replica])) as harness, narrow(harness) as client:
+        client.writer.write(post(CHAT) * 40)
+        await harness.until(lambda: any(it.is_full for it in harness.router.clients), "the client to be full")
+        assert await at_a_standstill(lambda: held_bytes(harness)) < MAX_HELD_BYTES
+
+        received = len(replica.calls)
+        assert received < 40
+        client.writer.transport.resume_reading()
+        for _ in range(received - 1):
+            assert len((await client.read_response()).body) == 60_000
+        await client.read_until(b"\r\n\r\n")
+        async with asyncio.timeout(10):
+            await client.reader.readexactly(2 * MAX_HELD_BYTES)  # and the replica is read again
+
+
+async def test_a_client_that_sends_and_does_not_read_is_not_read(replica: FakeReplica) -> None:
+    request = get(b"/health")
+    async with routed(config([replica])) as harness, narrow(harness) as client:
+        client.writer.write(request * ASKED + get(b"/health", (b"Connection: close",)))
+        await harness.until(lambda: any(it.is_full for it in harness.router.clients), "the client to be full")
+        (connection,) = harness.router.clients
+        waiting = await at_a_standstill(lambda: len(connection._reader.queue))
+        assert 0 < waiting * len(request) <= MAX_PIPELINED_BYTES + READ_BYTES
+        assert held_bytes(harness) < MAX_HELD_BYTES
+
+        client.writer.transport.resume_reading()
+        assert (await client.read_all()).count(b"HTTP/1.1 ") == ASKED + 1
+
+
+class Wire(asyncio.Transport):
+    """A transport that counts written bytes."""
+
+    written_bytes = 0
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        self.written_bytes += len(data)
+
+
+async def test_writes_of_one_iteration_do_not_pile_up() -> None:
+    write_buffer, wire, written = WriteBuffer(asyncio.get_running_loop()), Wire(), 0
+    for _ in range(10 * BURST_WRITES):
+        write_buffer.write(wire, bytes(BURST_BYTES))
+        written += BURST_BYTES
+        assert written - wire.written_bytes < BURST_WRITES * BURST_BYTES
+    write_buffer.flush()
+    assert wire.written_bytes == written
+
+
+DEADLINES = Limits(header_timeout_s=0.15, body_idle_timeout_s=0.15, keep_alive_timeout_s=0.15)
+
+
+async def test_a_trickling_head_has_one_deadline(replica: FakeReplica) -> None:
+    async with routed(config([replica], limits=DEADLINES)) as harness, harness.connect() as client:
+        response = asyncio.create_task(client.read_all())
+        endless = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 1000
+        for byte in endless:
+            client.writer.write(bytes([byte]))
+            await asyncio.wait([response], timeout=0.01)
+            if response.done():
+                break
+        assert (await response).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("before", [b"", get(b"/health")], ids=["at first", "kept alive"])
+async def test_empty_lines_before_a_request_do_not_extend_the_deadline(before: bytes, replica: FakeReplica) -> None:
+    limits = Limits(header_timeout_s=0.15, keep_alive_timeout_s=60)
+    async with routed(config([replica], limits=limits)) as harness, harness.connect() as client:
+        if before:
+            await client.send(before)
+            assert (await client.read_response()).status == 200
+        ending = asyncio.create_task(client.read_all())
+        for _ in range(1000):
+            client.writer.write(b"\r\n")
+            await asyncio.wait([ending], timeout=0.01)
+            if ending.done():
+                break
+        assert await ending == b""
+
+
+async def test_empty_lines_between_requests_do_not_add_up(replica: FakeReplica) -> None:
+    limits = Limits(max_header_bytes=1024, header_timeout_s=30, keep_alive_timeout_s=60)
+    async with routed(config([replica], limits=limits)) as harness, harness.connect() as client:
+        time_s = asyncio.get_running_loop().time
+        for _ in range(20):
+            await client.send(post(CHAT))
+            assert (await client.read_response()).status == 200
+            await client.send(b"\r\n" * 30)
+            await harness.until(lambda: all(it.deadline < time_s() + 45 for it in harness.router.clients), "a read")
+
+
+async def drip(client: RawClient, data: bytes, piece: int, every_s: float) -> bytes:
+    """Send pieces at intervals until a response arrives; returns its first line."""
+    response = asyncio.create_task(client.read_until(b"\r\n"))
+    for at in range(0, len(data), piece):
+        if response.done():
+            break
+        client.writer.write(data[at : at + piece])
+        await asyncio.wait([response], timeout=every_s)
+    return await response
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 4000", b"Transfer-Encoding: chunked"])
+async def test_a_body_below_the_minimum_rate_is_rejected(framing: bytes, replica: FakeReplica) -> None:
+    """100 bytes/s after the grace period, where 1,000 are required."""
+    limits = Limits(body_idle_timeout_s=5.0, body_grace_s=0.3)
+    async with routed(config([replica], limits=limits)) as harness, harness.connect() as client:
+        await client.send(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n" + framing + b"\r\n\r\n")
+        body = b"1\r\nx\r\n" * 4000 if framing.startswith(b"T") else b"x" * 4000
+        started_at = time.monotonic()
+        assert await drip(client, body, len(body) // 4000, 0.01) == b"HTTP/1.1 408 Request Timeout\r\n"
+        took_s = time.monotonic() - started_at
+        assert took_s >= 0.3
+        assert is_within(took_s, 2.0)
+    assert replica.calls == []
+
+
+async def test_a_body_above_the_minimum_rate_is_received(replica: FakeReplica) -> None:
+    """2,000 bytes in a second after a grace of 0.1 s; then a pause that the rate allows."""
+    limits = Limits(body_idle_timeout_s=5.0, body_grace_s=0.1)
+    async with routed(config([replica], limits=limits)) as harness, harness.connect() as client:
+        request = post(b"/v1/completions", b'{"prompt":"' + b"x" * 4000 + b'"}')
+        await client.send(request[:2000])
+        for at in range(2000, 4000, 40):
+            await client.send(request[at : at + 40])
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
+        await client.send(request[4000:])
+        assert (await client.read_response()).status == 200

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -11,13 +14,18 @@ from msgspec.structs import replace
 
 from routing.schema import (
     ConcurrencyConfig,
-    Limits,
+    LowestCostSettings,
+    PolicyConfig,
+    PoolConfig,
+    ReplicaConfig,
+    ReplicaRole,
     ReplicaState,
     RoundRobinSettings,
     RouterConfig,
     TaskGroupConfig,
 )
-from tests.fakes.replica import FakeReplica, answering, fake_replicas, sse, streaming
+from tests.fakes.replica import FakeReplica, fake_replicas, sse, streaming
+from tests.routing.building import SECRET
 from tests.routing.proxy.disaggregated import (
     BOTH,
     DECODE,
@@ -36,7 +44,8 @@ from tests.routing.proxy.disaggregated import (
     replica_rows,
     roles,
 )
-from tests.routing.proxy.harness import BODY, CHAT, config, post, routed
+from tests.routing.proxy.harness import BODY, CHAT, Harness, config, post, routed
+from tests.routing.standin.replica_process import ReplicaProcess, replica_process
 
 COMPLETION = b"/v1/completions"
 
@@ -111,9 +120,7 @@ async def test_other_requests_go_to_a_decode_replica_at_once(name: str, two: lis
     path, body, cause = SKIPPED[name]
     async with routed(roles(two, PREFILL, DECODE)) as harness:
         _, explanation = await explained(harness, body, path)
-        async with harness.connect() as client:
-            await client.send(post(path, body))
-            response = await client.read_response()
+        response = await harness.send(post(path, body))
         found, record = await legs(harness), await last_prefill(harness)
 
     assert (response.status, response.replica) == (200, "replica-1")
@@ -233,9 +240,7 @@ async def test_clients_may_not_name_a_host_that_an_engine_connects_to(
 ) -> None:
     body = BY_CLIENT[name]
     async with routed(roles(two, PREFILL, DECODE)) as harness:
-        async with harness.connect() as client:
-            await client.send(post(path, body))
-            response = await client.read_response()
+        response = await harness.send(post(path, body))
         status, _ = await explained(harness, body, path)
         await harness.at_rest()
 
@@ -346,9 +351,78 @@ async def test_the_models_of_a_pool_do_not_depend_on_roles(two: list[FakeReplica
     assert [row["role"] for row in rows] == ["prefill", "decode"]
 
 
-async def test_a_response_of_a_prefill_replica_is_never_seen_by_a_client(two: list[FakeReplica]) -> None:
-    two[1].script = answering(b'{"error":"of the decode replica"}', status=400)
-    async with routed(roles(two, PREFILL, DECODE, limits=Limits(retries=0))) as harness:
-        response = await harness.chat(prompt())
+# --- Stand-in replicas with roles behind a router: the responses are those of a single replica ---
 
-    assert (response.status, response.body) == (400, b'{"error":"of the decode replica"}')
+
+FAST = ("--prefill-rate", "200000", "--step-s", "0.002")
+CHAT_PATH = "/v1/chat/completions"
+ROLES = ("prefill", "prefill", "decode", "decode")
+
+
+@pytest.fixture
+def fleet() -> Iterator[list[ReplicaProcess]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(replica_process(*FAST, "--role", role)) for role in ROLES]
+
+
+@asynccontextmanager
+async def router_before(fleet: list[ReplicaProcess]) -> AsyncIterator[Harness]:
+    members = tuple(
+        ReplicaConfig(
+            name=f"{role}-{number}", url=f"http://127.0.0.1:{replica.port}", block_tokens=16, role=ReplicaRole(role)
+        )
+        for number, (replica, role) in enumerate(zip(fleet, ROLES, strict=True))
+    )
+    policy = PolicyConfig(name="everyday", revision=1, settings=LowestCostSettings())
+    pool = PoolConfig(name="chat", policy=policy, models=("tiny",), replicas=members)
+    async with routed(RouterConfig(hash_secret=SECRET, pools=(pool,))) as harness:
+        yield harness
+
+
+def body(number: int, **fields: Any) -> dict[str, Any]:
+    content = f"{number} " + "word " * 2400  # 3,000 tokens
+    return {"model": "tiny", "messages": [{"role": "user", "content": content}], "max_tokens": 12, **fields}
+
+
+async def text_of(harness: Harness, number: int) -> str:
+    """The text of a response; streamed for odd numbers."""
+    is_streamed = number % 2 == 1
+    url = f"http://127.0.0.1:{harness.port}{CHAT_PATH}"
+    async with harness.http.post(url, json=body(number, stream=is_streamed)) as response:
+        assert response.status == 200
+        data = await response.read()
+    if not is_streamed:
+        return str(json.loads(data)["choices"][0]["message"]["content"])
+    events = [event.removeprefix("data: ") for event in data.decode().split("\n\n") if event]
+    assert events.pop() == "[DONE]"
+    choices = [choice for event in events for choice in json.loads(event)["choices"]]
+    return "".join(choice["delta"].get("content", "") for choice in choices)
+
+
+def texts_of_one_replica(numbers: range) -> list[str]:
+    with replica_process(*FAST) as alone:
+        responses = [alone.send("POST", CHAT_PATH, body(number)).json for number in numbers]
+    return [response["choices"][0]["message"]["content"] for response in responses]
+
+
+async def test_many_requests_at_once_are_prefilled_and_decoded_once_each(fleet: list[ReplicaProcess]) -> None:
+    numbers = range(24)
+    async with router_before(fleet) as harness:
+        texts = await asyncio.gather(*(text_of(harness, number) for number in numbers))
+        await harness.at_rest()
+        found = await legs(harness)
+        _, page = await harness.admin("GET", "/admin/decisions")
+
+    assert texts == texts_of_one_replica(numbers)
+    assert Counter({key[1]: value for key, value in found.items()}).keys() == {"used"}
+    assert sum(found.values()) == 24
+    assert all(value >= 6 for value in found.values())  # both prefill replicas
+    external = [
+        replica.metric("vllm:prompt_tokens_by_source_total", source="external_kv_transfer") for replica in fleet
+    ]
+    computed = [replica.metric("vllm:prompt_tokens_by_source_total", source="local_compute") for replica in fleet]
+    assert external[:2] == [0, 0]
+    assert sum(external[2:]) > 24 * 2900
+    assert sum(computed[2:]) == 24  # the last token of each prompt
+    assert all(row["cached_tokens"] < 100 for row in page["decisions"])  # of distinct prompts
+    assert {row["replica"] for row in page["decisions"]} == {"decode-2", "decode-3"}

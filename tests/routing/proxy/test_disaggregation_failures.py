@@ -43,7 +43,7 @@ from tests.routing.proxy.disaggregated import (
 from tests.routing.proxy.harness import Harness, routed
 
 NEVER_DOWN = HealthCheck(failures=100, interval_s=60)
-SHORT = Limits(first_byte_timeout_s=1.0, response_timeout_s=1.0, connect_timeout_s=0.5)
+SHORT = Limits(first_byte_timeout_s=0.4, response_timeout_s=0.4, connect_timeout_s=0.2)
 OVERSIZED = b'{"filler":"%b"}' % (b"x" * (5 << 20))
 FAILURES: dict[str, tuple[Script, str, bool]] = {  # script, cause, and whether another prefill replica gets the prompt
     "reset": (resetting, "reset", True),
@@ -197,21 +197,6 @@ async def test_all_prefill_replicas_may_be_ejected_but_only_half_of_the_others()
 
     assert ejected - {"replica-2", "replica-3"} == {"replica-0", "replica-1"}
     assert len(ejected) == 3
-
-
-async def test_a_prefill_replica_that_dies_in_the_middle_costs_only_time(two: list[FakeReplica]) -> None:
-    whole = roles(two, PREFILL, DECODE, health=NEVER_DOWN)
-    two[0].script = hanging
-    two[1].script = streaming(sse({"n": 1}))
-    async with routed(whole) as harness:
-        request = asyncio.create_task(harness.chat(prompt(stream=True)))
-        await two[0].wait_calls(1)
-        two[0].kill()
-        response = await request
-        await harness.at_rest()
-
-    assert (response.status, response.body) == (200, sse({"n": 1}))
-    assert [has_parameters(call) for call in two[1].calls] == [False]
 
 
 async def test_a_leg_leaves_time_for_the_decode_replica(two: list[FakeReplica]) -> None:
@@ -401,18 +386,6 @@ async def test_a_500_without_parameters_is_the_clients(two: list[FakeReplica]) -
 
     assert (response.status, response.body) == (500, b'{"error":"broken"}')
     assert [has_parameters(call) for call in two[1].calls] == [True, False]
-
-
-async def test_a_stream_that_breaks_is_never_sent_again(three: list[FakeReplica]) -> None:
-    whole = roles(three, PREFILL, DECODE, DECODE, health=NEVER_DOWN)
-    three[1].script = three[2].script = raw(STREAM_HEAD, chunk(sse({"n": 1})), then_close=True)
-    async with routed(whole) as harness:
-        response = await harness.chat(prompt(stream=True))
-        await harness.at_rest()
-
-    assert response.body.count(sse({"n": 1})) == 1
-    assert b'"error"' in response.body
-    assert len(three[1].calls) + len(three[2].calls) == 1
 
 
 # --- the client disconnects ---------------------------------------------------------------------------

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +20,8 @@ from tests.fakes.replica import (
     resetting,
     sse,
 )
-from tests.routing.proxy.harness import BODY, CHAT, Harness, Response, config, post, routed
+from tests.pace import examples
+from tests.routing.proxy.harness import BODY, Harness, Response, config, routed
 
 EVENTS = 12
 LENIENT = Limits(retry_ratio=1.0, retry_floor_per_s=1000, retries=3)
@@ -32,11 +31,6 @@ PATIENT = HealthCheck(failures=100)
 
 def body(number: int) -> bytes:
     return json.dumps({**json.loads(BODY), "stream": True, "user": f"n{number}"}).encode()
-
-
-def begins(user: str) -> bool:
-    """Whether a replica responds to this user; other users never get a byte."""
-    return bool(int(user.removeprefix("n")) % 3)
 
 
 def events(number: int, attempt: int) -> bytes:
@@ -91,7 +85,8 @@ class Streams:
         return results
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.generated
+@pytest.mark.parametrize("seed", range(1, 1 + examples(5)))
 async def test_faults_before_the_first_byte_cause_no_error(seed: int) -> None:
     """No error while another replica is up; all faults begin in the head of a response."""
     faults = [Fault.REFUSE, Fault.RESET, Fault.CLOSE, Fault.DELAY, Fault.TEAR, Fault.TRICKLE]
@@ -111,7 +106,8 @@ async def test_faults_before_the_first_byte_cause_no_error(seed: int) -> None:
         assert {fault for proxy in proxies for fault in proxy.injected} >= set(faults)
 
 
-@pytest.mark.parametrize("seed", [4, 5, 6])
+@pytest.mark.generated
+@pytest.mark.parametrize("seed", range(4, 4 + examples(5)))
 async def test_faults_in_a_stream_end_it_once_and_are_never_retried(seed: int) -> None:
     """A stream cut after its first byte has one error event and was not retried."""
     faults = [Fault.RESET, Fault.CLOSE, Fault.TEAR, Fault.TRICKLE]
@@ -127,55 +123,19 @@ async def test_faults_in_a_stream_end_it_once_and_are_never_retried(seed: int) -
         await harness.at_rest()
 
 
-async def test_five_hundred_kills_before_the_first_byte_cause_no_error(two: list[FakeReplica]) -> None:
+@pytest.mark.generated
+async def test_kills_before_the_first_byte_cause_no_error(two: list[FakeReplica]) -> None:
     """A replica is killed with requests in flight, again and again."""
     two[0].script, two[1].script = resetting, (streams := Streams())
     async with routed(config(two, limits=LENIENT, health=PATIENT, breaker=NEVER_OUT)) as harness:
         first = 0
-        while len(two[0].calls) < 500:
+        while len(two[0].calls) < examples(500):
             assert await streams.play(harness, 100, first) == {"whole": 100}
             first += 100
         await harness.at_rest()
 
 
-def descriptors() -> int:
-    return len(list(Path(f"/proc/{os.getpid()}/fd").iterdir()))
-
-
-async def test_disconnected_clients_leave_nothing(two: list[FakeReplica]) -> None:
-    """2,000 requests, abandoned at every stage, leave no load, socket or task."""
-
-    async def script(call: Call) -> None:
-        if begins(json.loads(call.body)["user"]):
-            await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
-        await call.wait_gone()
-
-    for replica in two:
-        replica.script = script
-    async with routed(config(two)) as harness:
-
-        async def abort_on_error(number: int) -> None:
-            async with harness.connect() as client:
-                await client.send(post(CHAT, body(number))[: None if number % 4 else 40 + number % 200])
-                if number % 8 == 1:
-                    await client.read_until(b"\n\n") if begins(f"n{number}") else None
-
-        async def abort_all(first: int, count: int) -> None:
-            for number in range(first, first + count):
-                await abort_on_error(number)
-
-        await asyncio.gather(*(abort_all(100 + 50 * number, 50) for number in range(8)))
-        await harness.at_rest()
-        before = descriptors(), len(asyncio.all_tasks())
-        await asyncio.gather(*(abort_all(1000 + 200 * number, 200) for number in range(8)))
-        await harness.at_rest()
-        router = harness.router
-        await harness.until(lambda: not router.clients, "all connections to end")
-        await harness.until(lambda: descriptors() <= before[0] + 8, "sockets to close")
-        await harness.until(lambda: len(asyncio.all_tasks()) <= before[1] + 8, "tasks to end")
-        assert router.balancer.breakers.not_closed == {}, "it is not the replica's fault"
-
-
+@pytest.mark.generated
 async def test_torn_connections_leave_nothing() -> None:
     streams = Streams()
     async with (
@@ -183,7 +143,7 @@ async def test_torn_connections_leave_nothing() -> None:
         fault_proxies(replicas, 9, list(Fault), 900) as proxies,
         routed(config(proxies, limits=LENIENT, health=PATIENT, breaker=NEVER_OUT)) as harness,
     ):
-        for first in range(0, 500, 100):
+        for first in range(0, examples(500), 100):
             await streams.play(harness, 100, first)
             await harness.at_rest()
             open_ones = sum(link.connections for link in harness.router.active.connection_pools.values())

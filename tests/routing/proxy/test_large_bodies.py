@@ -25,7 +25,7 @@ from routing.proxy.large_bodies import LargeBodies, read_in_process, unpack_resu
 from routing.schema import Alias, Caps, LowestCostSettings
 from routing.types import BodyError
 from tests.fakes.replica import Call, FakeReplica, answering, plain_answer
-from tests.routing.proxy.harness import CHAT, Harness, api_key, bearer, config, decision_page, post, routed, with_keys
+from tests.routing.proxy.harness import CHAT, Harness, api_key, bearer, config, post, routed, with_keys
 
 USAGE = b'{"usage":{"prompt_tokens":9000,"prompt_tokens_details":{"cached_tokens":0}}}'
 FACTS = ("data", "ids", "is_text", "message_ends", "reads_cache", "rendering", "salt", "system_end", "tools_end")
@@ -42,10 +42,6 @@ def process_of(harness: Harness) -> subprocess.Popen[bytes]:
     process = harness.router.services.large_bodies._process
     assert process is not None
     return process
-
-
-def decisions(harness: Harness) -> list[dict[str, Any]]:
-    return decision_page(harness.router.services.decisions, 0, 9)["decisions"]
 
 
 @pytest.mark.parametrize("path", sorted(BODIES))
@@ -73,7 +69,7 @@ async def test_a_large_body_is_forwarded_byte_by_byte_and_placed_by_its_prefix(t
     whole = config(two, settings=LowestCostSettings())
     async with routed(whole) as harness:
         responses = [await harness.chat(large(user="somebody")) for _ in range(3)]
-        placed = decisions(harness)
+        placed = harness.decisions
         assert process_of(harness).poll() is None
         await harness.at_rest()
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from array import array
-from itertools import pairwise
-from typing import Any
 
 import pytest
 
@@ -97,12 +95,6 @@ def test_values_beyond_every_edge_count_only_as_infinite() -> None:
     ]
 
 
-def test_edges_grow_by_five_percent() -> None:
-    assert len(EDGES) == 275
-    assert EDGES[0] == 0.001
-    assert all(b / a == pytest.approx(1.05) for a, b in pairwise(EDGES))
-
-
 def test_series_are_dropped_a_grace_period_after_their_configuration(two: list[FakeReplica]) -> None:
     now = 0.0
     metrics = Metrics(clock=lambda: now)
@@ -131,23 +123,6 @@ async def test_series_are_dropped_without_scrapes(two: list[FakeReplica], monkey
         now = GRACE_S + 1
         await harness.push(config(two[:1]), 3)
         assert {key[2] for key in metrics._series} == {"replica-0"}
-
-
-async def test_configured_series_follow_the_configuration(two: list[FakeReplica]) -> None:
-    async with routed(config(two), revision=1) as harness:
-
-        def is_configured(*key: Any) -> bool:
-            serving = harness.router.active
-            return serving is not None and serving.series.contains(key)  # type: ignore[arg-type]
-
-        assert is_configured("chat", "", "replica-1", "everyday", 1)
-        assert is_configured("", "", "", "", 0)
-        await harness.push(config(two[:1], policy_revision=2), 2)
-        assert not is_configured("chat", "", "replica-1", "everyday", 2)
-        assert not is_configured("chat", "", "replica-0", "everyday", 1)
-        assert is_configured("chat", "", "replica-0", "everyday", 2)
-        assert not is_configured("chat", "gone", "replica-0", "everyday", 2)
-        assert not is_configured("gone", "", "replica-0", "everyday", 2)
 
 
 def test_predictions_are_counted_beside_their_results() -> None:

@@ -1,20 +1,43 @@
-"""Placement seen from outside: the same replica for a prompt, data-parallel ranks, prompt structures."""
+"""Placement seen from outside: affinity, ranks, canaries, prompt structures, agents, routers that share state."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack
+from itertools import pairwise
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from msgspec.structs import replace
 
+from routing.observability import metrics
 from routing.observability.decision_log import GROUP_S, MAX_PER_S, StructureSampler, structure_json
 from routing.proxy import exchange
-from routing.schema import PrefixHashSettings, RouterConfig
-from tests.fakes.replica import FakeReplica, fake_replicas
-from tests.routing.proxy.harness import CHAT, chat_body, config, routed
+from routing.schema import LeastLoadSettings, LowestCostSettings, PrefixHashSettings, ReplicaConfig, RouterConfig
+from routing.settings import STATE_URL, SettingsError, state_exchange
+from routing.types import TargetId
+from tests.fakes.replica import FakeReplica, answering, fake_replicas, streaming
+from tests.routing.proxy.harness import (
+    CHAT,
+    DEADLINE_S,
+    HISTOGRAM,
+    Harness,
+    Response,
+    body,
+    chat_body,
+    config,
+    get,
+    post,
+    routed,
+    samples,
+    with_canary,
+)
 from tests.routing.proxy.harness import config as routed_config
+from tests.routing.standin.replica_process import replica_process
 
 
 async def test_two_routers_send_the_same_prompt_to_the_same_replica() -> None:
@@ -24,8 +47,8 @@ async def test_two_routers_send_the_same_prompt_to_the_same_replica() -> None:
             chosen = set()
             for number in range(40):
                 message = {"role": "system", "content": f"You are expert number {number}. " * 20}
-                body = json.dumps({"model": "tiny", "messages": [message]}).encode()
-                first, second = await router_a.chat(body), await router_b.chat(body)
+                structured_body = json.dumps({"model": "tiny", "messages": [message]}).encode()
+                first, second = await router_a.chat(structured_body), await router_b.chat(structured_body)
                 assert first.replica == second.replica
                 assert first.headers["x-warmpath-reason"] == "affinity"
                 chosen.add(first.replica)
@@ -100,7 +123,7 @@ async def test_a_failed_replica_is_not_retried_on_another_rank(two: list[FakeRep
     assert max(record["retries"] for record in shown["decisions"]) == 1
 
 
-def body(**fields: Any) -> bytes:
+def structured_body(**fields: Any) -> bytes:
     messages = [{"role": "system", "content": "Today is 2026-11-21. Canary."}, {"role": "user", "content": "Hello"}]
     return json.dumps({"model": "tiny", "messages": messages, **fields}).encode()
 
@@ -108,8 +131,8 @@ def body(**fields: Any) -> bytes:
 async def test_the_first_decision_of_a_second_describes_its_prompt_without_text(replica: FakeReplica) -> None:
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {"b": 1, "a": 2}}}]
     async with routed(routed_config([replica])) as harness:
-        await harness.chat(body(tools=tools, user="someone"))
-        await harness.chat(body())
+        await harness.chat(structured_body(tools=tools, user="someone"))
+        await harness.chat(structured_body())
         _, listed = await harness.admin("GET", "/admin/decisions")
     first, second = listed["decisions"]
 
@@ -142,7 +165,7 @@ class Decided:
 class Asked:
     """A request with an arrival time."""
 
-    body = b"{}"
+    structured_body = b"{}"
 
     def __init__(self, at: float) -> None:
         self.arrived_at = at
@@ -190,3 +213,303 @@ async def test_a_request_is_sent_before_its_prompt_is_described(
         await harness.chat()
 
     assert reported == ["sent", "described"]
+
+
+# --- A canary revision, as clients, scrapers and operators see it ---
+
+
+USAGE = b'{"usage":{"prompt_tokens":33,"prompt_tokens_details":{"cached_tokens":16}}}'
+ACTIVE, CANARY = "1", "2"
+PROMPTS = 20
+
+
+async def ask_all(harness: Harness) -> list[Response]:
+    return [await harness.chat(body(number)) for number in range(PROMPTS)]
+
+
+async def series(harness: Harness) -> dict[str, list[tuple[dict[str, str], float]]]:
+    _, text = await harness.admin("GET", "/metrics")
+    return samples(text)
+
+
+@pytest.fixture
+def pair(two: list[FakeReplica]) -> list[FakeReplica]:
+    """Replicas that report their usage."""
+    for replica in two:
+        replica.script = streaming(b"data: " + USAGE + b"\n\n")
+    return two
+
+
+async def test_every_figure_has_the_revision_that_placed_the_request(pair: list[FakeReplica]) -> None:
+    async with routed(with_canary(pair)) as harness:
+        responses = await ask_all(harness)
+        _, listed = await harness.admin("GET", "/admin/decisions")
+        metrics_text = await series(harness)
+    reported = [response.headers["x-warmpath-revision"] for response in responses]
+    by_revision = {revision: reported.count(revision) for revision in (ACTIVE, CANARY)}
+
+    assert min(by_revision.values()) > 0
+    assert [str(decision["revision"]) for decision in listed["decisions"]] == reported
+    arms = {(it["revision"], it["arm"], it["strategy"]) for it in listed["decisions"]}
+    assert arms == {(1, "active", "prefix_hash"), (2, "canary", "least_load")}
+    for name in ("requests_total", "usage_reported_total"):
+        counted = dict.fromkeys(by_revision, 0.0)
+        for labels, value in metrics_text[f"warmpath_router_{name}"]:
+            counted[labels["revision"]] += value
+        assert counted == by_revision, name
+    timed = {labels["revision"]: value for labels, value in metrics_text[f"{HISTOGRAM}_count"]}
+    assert timed == by_revision
+    assert {tuple(labels) for labels, _ in metrics_text[f"{HISTOGRAM}_count"]} == {
+        ("pool", "group", "policy", "revision")
+    }
+
+
+async def test_an_explanation_names_the_revision_and_the_reason(pair: list[FakeReplica]) -> None:
+    async with routed(with_canary(pair)) as harness:
+        for number in range(6):
+            explained_request = json.dumps({"path": "/v1/chat/completions", "body": json.loads(body(number))})
+            _, explained = await harness.admin("POST", "/admin/explain", data=explained_request)
+            sent = await harness.chat(body(number))
+            canary = explained["canary"]
+            is_canary = canary["place"] < 0.5
+            assert canary | {"place": 0} == {
+                "arm": "canary" if is_canary else "active",
+                "why": "within_share" if is_canary else "beyond_share",
+                "active_revision": 1,
+                "canary_revision": 2,
+                "share": 0.5,
+                "place": 0,
+            }
+            assert (
+                str(explained["revision"]) == sent.headers["x-warmpath-revision"] == (CANARY if is_canary else ACTIVE)
+            )
+
+
+async def test_a_retry_stays_with_its_revision(pair: list[FakeReplica]) -> None:
+    pair[0].script = answering(b"{}", status=503)
+    async with routed(with_canary(pair, 1.0)) as harness:
+        responses = await ask_all(harness)
+        _, listed = await harness.admin("GET", "/admin/decisions")
+
+    assert {response.status for response in responses} == {200}
+    assert {(it["revision"], it["arm"]) for it in listed["decisions"]} == {(2, "canary")}
+    assert any(it["retries"] for it in listed["decisions"])
+
+
+async def test_without_a_canary_there_is_no_trace_of_one(pair: list[FakeReplica]) -> None:
+    async with routed(config(pair)) as harness:
+        [response, *_] = await ask_all(harness)
+        models = await harness.send(get(b"/v1/models"))
+        _, listed = await harness.admin("GET", "/admin/decisions")
+        metrics_text = await series(harness)
+
+    assert "x-warmpath-revision" not in response.headers | models.headers
+    assert listed["decisions"][0]["arm"] is None
+    assert not [name for name in metrics_text if name.startswith(HISTOGRAM)]
+
+
+@pytest.mark.plain_python(reason="It sets a constant.")
+async def test_the_histogram_stays_for_a_grace_period_after_the_canary(
+    pair: list[FakeReplica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with routed(with_canary(pair)) as harness:
+        await ask_all(harness)
+        ended = config(pair, settings=LeastLoadSettings(), policy_revision=2)
+        assert (await harness.push(ended, 2))[0] == 200
+        responses = await ask_all(harness)
+        counted = {labels["revision"]: value for labels, value in (await series(harness))[f"{HISTOGRAM}_count"]}
+        monkeypatch.setattr(metrics, "GRACE_S", -1.0)
+        after_grace = await series(harness)
+
+    assert "x-warmpath-revision" not in responses[0].headers
+    assert sum(counted.values()) == PROMPTS  # nothing was added after the end of the canary
+    assert not [name for name in after_grace if name.startswith(HISTOGRAM)]
+    assert {labels["revision"] for labels, _ in after_grace["warmpath_router_requests_total"]} == {CANARY}
+
+
+# --- A coding agent's conversation through a router to stand-in replicas: it stays where its turns are cached ---
+
+
+JSON = [b"Content-Type: application/json"]
+OPTIONS = ("--enable-auto-tool-choice", "--prefill-rate", "400000", "--step-s", "0.002")
+
+
+@pytest.fixture(scope="module")
+def standins() -> Iterator[RouterConfig]:
+    """A pool of three stand-in replicas."""
+    with ExitStack() as stack:
+        ports = [stack.enter_context(replica_process(*OPTIONS)).port for _ in range(3)]
+        replicas = tuple(
+            ReplicaConfig(name=f"replica-{number}", url=f"http://127.0.0.1:{port}", block_tokens=16)
+            for number, port in enumerate(ports)
+        )
+        whole = config([], settings=LowestCostSettings(), models=("tiny",))
+        yield replace(whole, pools=(replace(whole.pools[0], replicas=replicas),))
+
+
+async def ask(harness: Harness, path: bytes, body: dict[str, Any], headers: list[bytes] = JSON) -> Any:
+    response = await harness.send(post(path, json.dumps(body).encode(), headers))
+    assert response.status == 200, response.body
+    return response
+
+
+# --- sessions as Claude Code sends them ---
+
+TURNS = 20
+AGENT_TOOLS = [
+    {
+        "name": name,
+        "description": f"{name}: what the tool does, when to use it, and what it returns. " * 30,
+        "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+    }
+    for name in ("Bash", "Edit", "Glob", "Grep", "Read", "Task", "TodoWrite", "Write")
+]
+AGENT_SYSTEM = "You are an agent for software engineering. Follow the instructions below. " * 80
+SUBAGENT_SYSTEM = "You search the files of this project, and report what you found. " * 20
+
+
+def question(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "text", "text": text}]}
+
+
+class Session:
+    """One session of an agent: its headers, its user id, and its growing list of messages."""
+
+    def __init__(self, name: str) -> None:
+        self.id = f"{name}-1fb2-4b0f-9d37-5b7d3f2a8e10"
+        self.user_id = f"user_1f_account_5b1ad4ad-8f6c-4b3a-9f52-0f6f2f0d9d11_session_{self.id}"
+        self.messages: list[Any] = [question(f"{name}: find the defect, and correct it. " * 10)]
+        self.requests = 0
+
+    def body(self, system: str = AGENT_SYSTEM, messages: list[Any] | None = None, **fields: Any) -> dict[str, Any]:
+        """A request, with the attribution line that differs in each one and the mark of the newest message."""
+        self.requests += 1
+        attribution = f"x-anthropic-billing-header: cc_version=2.1.0; cch={self.requests:05x};"
+        *earlier, newest = self.messages if messages is None else messages
+        *blocks, last = newest["content"]
+        marked = newest | {"content": [*blocks, last | {"cache_control": {"type": "ephemeral"}}]}
+        instructions = {"type": "text", "text": system, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+        return {
+            "model": "tiny",
+            "system": [{"type": "text", "text": attribution}, instructions],
+            "tools": AGENT_TOOLS,
+            "messages": [*earlier, marked],
+            "metadata": {"user_id": self.user_id},
+            **fields,
+        }
+
+    async def turn(self, harness: Harness, number: int) -> None:
+        """Count the tokens, generate, and add the response and the result of a tool."""
+        headers = [*JSON, b"X-Claude-Code-Session-Id: " + self.id.encode()]
+        body = self.body()
+        await ask(harness, b"/v1/messages/count_tokens", body, headers)
+        await ask(harness, b"/v1/messages", body | {"max_tokens": 30, "stream": True}, headers)
+        call = {"type": "tool_use", "id": f"toolu_{number}", "name": "Read", "input": {"path": f"src/{number}.py"}}
+        result = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": f"Line {number}. " * 100}
+        self.messages = [
+            *self.messages,
+            {"role": "assistant", "content": [{"type": "text", "text": f"I read file {number}."}, call]},
+            {"role": "user", "content": [result]},
+        ]
+
+    async def subagent(self, harness: Harness) -> None:
+        """A subagent with the tools of its parent, and a system prompt and messages of its own."""
+        headers = [*JSON, b"X-Claude-Code-Session-Id: " + self.id.encode()]
+        messages = [question(f"{self.id}: which files use the cache? " * 20)]
+        body = self.body(SUBAGENT_SYSTEM, messages, max_tokens=30, stream=True)
+        await ask(harness, b"/v1/messages", body, headers)
+
+
+async def test_twenty_turns_of_an_agent_stay_where_they_are_cached(standins: RouterConfig) -> None:
+    session, other = Session("0c9bd1a0"), Session("7e2f94c1")
+    async with routed(standins) as harness:
+        for number in range(TURNS):
+            await session.turn(harness, number)
+        turns = [decision for decision in harness.decisions if decision["streamed"]]
+        await session.subagent(harness)
+        subagent = harness.decisions[-1]
+        await asyncio.gather(*(agent.turn(harness, TURNS) for agent in (session, other)))
+
+    assert len({turn["replica"] for turn in turns}) == 1
+    for before, turn in pairwise(turns):
+        assert turn["prompt_tokens"] > before["prompt_tokens"]
+        assert turn["cached_tokens"] >= 0.9 * turn["prompt_tokens"]
+    assert subagent["replica"] == turns[-1]["replica"]
+    assert subagent["cached_tokens"] >= 0.8 * subagent["prompt_tokens"]
+
+
+# --- Routers before the same replicas that share their state through a Valkey ---
+
+
+REPLICAS = 6
+
+
+def turn(conversation: int, number: int) -> bytes:
+    """A turn of a conversation, 2 KiB longer than the one before."""
+    messages = [
+        {"role": "user" if at % 2 == 0 else "assistant", "content": f"{conversation} {at} " * 256}
+        for at in range(2 * number + 1)
+    ]
+    return json.dumps({"model": "tiny", "messages": messages}).encode()
+
+
+def placed(router: Harness) -> int:
+    """Prompts of peers that a router knows of."""
+    exchange = router.router.state_exchange
+    return 0 if exchange is None else exchange.view.placed
+
+
+async def replicas_of_turns(one: Harness, other: Harness) -> list[set[str]]:
+    """For each of some conversations, the replicas that got its turns, which go to both routers in turn."""
+    found = []
+    for conversation in range(6):
+        replicas: set[str] = set()
+        for number in range(4):
+            router = (one, other)[(conversation + number) % 2]
+            peer = other if router is one else one
+            known = placed(peer)
+            response = await router.chat(turn(conversation, number))
+            replicas.add(response.replica)
+            if router.router.state_exchange is not None:
+                async with asyncio.timeout(DEADLINE_S):
+                    while placed(peer) == known:
+                        await asyncio.sleep(0.005)
+        found.append(replicas)
+    return found
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_the_turns_of_a_conversation_stay_together_whichever_router_gets_them(
+    valkey: str, monkeypatch: pytest.MonkeyPatch, is_shared: bool
+) -> None:
+    if is_shared:
+        monkeypatch.setenv(STATE_URL, f"unix://{urlsplit(valkey).path}")
+    async with AsyncExitStack() as stack:
+        replicas = [FakeReplica(f"gpu-{number}") for number in range(REPLICAS)]
+        for replica in replicas:
+            await replica.start()
+            stack.callback(replica.kill)
+        fleet = config(replicas, settings=LowestCostSettings())
+        one, other = [await stack.enter_async_context(routed(fleet)) for _ in range(2)]
+        if is_shared:
+            async with asyncio.timeout(DEADLINE_S):
+                while not all(router.router.state_exchange.peers for router in (one, other)):
+                    await asyncio.sleep(0.005)
+        for replica in replicas[:3]:  # work that only one router has sent
+            one.router.balancer.loads.dispatch(TargetId(replica.name), 1_000_000)
+        async with asyncio.timeout(DEADLINE_S):
+            while is_shared and other.router.balancer.loads.load(TargetId("gpu-2")).running == 0:
+                await asyncio.sleep(0.005)
+        found = await replicas_of_turns(one, other)
+        _, text = await one.admin("GET", "/metrics")
+
+    assert (max(map(len, found)) == 1) is is_shared
+    assert ("shared_state_peers" in text) is is_shared
+
+
+def test_an_invalid_url_is_an_error_that_does_not_show_it() -> None:
+    with pytest.raises(SettingsError, match=f"^{STATE_URL}: expected redis://, rediss:// or unix:// ") as raised:
+        state_exchange({STATE_URL: "http://user:secret@host"})
+
+    assert "secret" not in str(raised.value)
+    assert state_exchange({}) is None

@@ -29,7 +29,6 @@ from tests.routing.proxy.harness import (
     api_key,
     bearer,
     config,
-    decision_page,
     get,
     post,
     routed,
@@ -51,13 +50,11 @@ def checked(pool: PoolConfig) -> RouterConfig:
 
 async def ask(harness: Harness, path: bytes, *headers: bytes, **fields: Any) -> Response:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello."}], "input": "Hello.", **fields}
-    async with harness.connect() as client:
-        await client.send(post(path, json.dumps(body).encode(), headers))
-        return await client.read_response()
+    return await harness.send(post(path, json.dumps(body).encode(), headers))
 
 
 def reasons(harness: Harness) -> list[str]:
-    return [str(row["reason"]) for row in decision_page(harness.router.services.decisions, 0, 99)["decisions"]]
+    return [str(row["reason"]) for row in harness.decisions]
 
 
 # --- sessions ---

@@ -21,9 +21,7 @@ async def digest_of(
     harness: Harness, body: dict[str, Any], *headers: bytes, path: bytes = b"/v1/chat/completions"
 ) -> str | None:
     """The digest in the decision of a request."""
-    async with harness.connect() as client:
-        await client.send(post(path, json.dumps(body).encode(), headers or (b"X-Task-Group: faq",)))
-        response = await client.read_response()
+    response = await harness.send(post(path, json.dumps(body).encode(), headers or (b"X-Task-Group: faq",)))
     assert response.status == 200
     await harness.at_rest()
     _, page = await harness.admin("GET", "/admin/decisions")

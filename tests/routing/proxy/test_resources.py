@@ -15,11 +15,9 @@ from tests.routing.proxy.harness import (
     KEY,
     OTHER,
     Harness,
-    Response,
     api_key,
     bearer,
     config,
-    decision_page,
     get,
     post,
     routed,
@@ -54,12 +52,6 @@ def storing(replica: FakeReplica, *, is_streamed: bool = False) -> None:
     replica.script = script
 
 
-async def send(harness: Harness, request: bytes) -> Response:
-    async with harness.connect() as client:
-        await client.send(request)
-        return await client.read_response()
-
-
 def request_to(method: str, path: bytes, headers: Sequence[bytes] = ()) -> bytes:
     return get(path, [*headers, *([b"Content-Length: 0"] if method == "POST" else [])], method.encode())
 
@@ -72,13 +64,13 @@ async def test_a_stored_response_is_at_the_replica_that_made_it(
         storing(replica)
     async with routed(config(three)) as harness:
         for _ in range(6):
-            made = await send(harness, post(RESPONSES, REQUEST))
+            made = await harness.send(post(RESPONSES, REQUEST))
             path = b"/v1/responses/%b" % json.loads(made.body)["id"].encode()
-            found = await send(harness, request_to(method, path + suffix))
+            found = await harness.send(request_to(method, path + suffix))
             assert (found.status, found.replica) == (200, made.replica)
             replica = next(replica for replica in three if replica.name == made.replica)
             assert replica.calls[-1].line == b"%b %b%b HTTP/1.1" % (method.encode(), path, suffix)
-        decisions = decision_page(harness.router.services.decisions, 0, 99)["decisions"]
+        decisions = harness.decisions
 
     assert sum(decision["retries"] for decision in decisions) == 0
     assert [decision["prompt_tokens"] for decision in decisions[:2]] == [5, None]
@@ -86,7 +78,7 @@ async def test_a_stored_response_is_at_the_replica_that_made_it(
 
 async def made_by(harness: Harness, headers: Sequence[bytes] = (), **members: object) -> tuple[bytes, str]:
     """The path of a new response, and its replica."""
-    made = await send(harness, post(RESPONSES, json.dumps({**json.loads(REQUEST), **members}).encode(), headers))
+    made = await harness.send(post(RESPONSES, json.dumps({**json.loads(REQUEST), **members}).encode(), headers))
     assert made.status == 200
     return b"/v1/responses/%b" % json.loads(made.body)["id"].encode(), made.replica
 
@@ -95,10 +87,10 @@ async def test_a_streamed_response_is_found_too(two: list[FakeReplica]) -> None:
     for replica in two:
         storing(replica, is_streamed=True)
     async with routed(config(two)) as harness:
-        made = await send(harness, post(RESPONSES, REQUEST[:-1] + b',"stream":true}'))
+        made = await harness.send(post(RESPONSES, REQUEST[:-1] + b',"stream":true}'))
         path = b"/v1/responses/" + made.body.partition(b'"id": "')[2].partition(b'"')[0]
         for _ in range(3):
-            found = await send(harness, get(path + b"?stream=true"))
+            found = await harness.send(get(path + b"?stream=true"))
             assert (found.status, found.replica) == (200, made.replica)
 
 
@@ -106,13 +98,13 @@ async def test_the_next_turn_goes_to_the_replica_that_stores_the_previous_one(th
     for replica in three:
         storing(replica)
     async with routed(config(three, settings=LowestCostSettings())) as harness:
-        made = await send(harness, post(RESPONSES, REQUEST))
+        made = await harness.send(post(RESPONSES, REQUEST))
         previous = json.loads(made.body)["id"]
         for number in range(4):
             turn = {"model": "tiny", "input": f"Another {number}. " * 100, "previous_response_id": previous}
-            assert (await send(harness, post(RESPONSES, json.dumps(turn).encode()))).replica == made.replica
+            assert (await harness.send(post(RESPONSES, json.dumps(turn).encode()))).replica == made.replica
         turn = {"model": "tiny", "input": "x" * 300_000, "previous_response_id": previous}
-        assert (await send(harness, post(RESPONSES, json.dumps(turn).encode()))).replica == made.replica
+        assert (await harness.send(post(RESPONSES, json.dumps(turn).encode()))).replica == made.replica
 
 
 @pytest.mark.parametrize("models", [(), ("tiny", "large")])
@@ -125,13 +117,13 @@ async def test_every_router_finds_a_response_also_after_a_restart(
         made = [await made_by(harness) for _ in range(3)]
     async with routed(config(three[::-1], models=models)) as harness:
         for path, replica_name in made:
-            found = await send(harness, get(path))
+            found = await harness.send(get(path))
             turn = json.dumps({"model": "tiny", "input": "On.", "previous_response_id": path[14:].decode()}).encode()
-            continued = await send(harness, post(RESPONSES, turn))
+            continued = await harness.send(post(RESPONSES, turn))
             assert [found.status, continued.status] == [200, 200]
             assert found.replica == continued.replica == replica_name
     async with routed(config(three[:1], models=models)) as harness:
-        assert [(await send(harness, get(path))).status for path, _ in made].count(404) == 2
+        assert [(await harness.send(get(path))).status for path, _ in made].count(404) == 2
 
 
 @pytest.mark.parametrize(
@@ -150,12 +142,24 @@ async def test_every_router_finds_a_response_also_after_a_restart(
         b"/v1/models/" + b"a" * 513,
         b"/v1/audio/speech",
         b"/v1//messages",
+        b"/",
+        b"*",
+        b"/v1/",
+        b"/v1/chat/completions//",
+        b"//v1/chat/completions",
+        b"/V1/chat/completions",
+        b"/v1/chat/completions;a",
+        b"/v1/chat/%63ompletions",
+        b"/v1/chat/completions%2e",
+        b"/v1/../v1/chat/completions",
+        b"/v1/./chat/completions",
+        b"/v1/x/%2e%2e/chat/completions",
     ],
 )
 async def test_odd_paths_are_not_found_and_reach_no_replica(path: bytes, replica: FakeReplica) -> None:
     async with routed(config([replica])) as harness:
         for method in ("GET", "POST", "DELETE"):
-            response = await send(harness, request_to(method, path))
+            response = await harness.send(request_to(method, path))
             assert (response.status, response.error["type"]) == (404, "not_found_error")
     assert replica.calls == []
 
@@ -168,11 +172,13 @@ async def test_odd_paths_are_not_found_and_reach_no_replica(path: bytes, replica
         ("DELETE", b"/v1/models/tiny", "GET, HEAD"),
         ("GET", b"/v1/audio/translations", "POST"),
         ("GET", b"/v1/messages", "POST"),
+        ("OPTIONS", b"/v1/embeddings", "POST"),
+        ("POST", b"/health", "GET, HEAD"),
     ],
 )
 async def test_other_methods_are_rejected(method: str, path: bytes, allowed: str, replica: FakeReplica) -> None:
     async with routed(config([replica])) as harness:
-        response = await send(harness, request_to(method, path))
+        response = await harness.send(request_to(method, path))
     assert (response.status, response.headers["allow"], replica.calls) == (405, allowed, [])
 
 
@@ -199,7 +205,7 @@ async def test_a_caller_reaches_no_response_of_another(
     routers = replace(config([replica], models=("tiny",)), access=keys)
     async with routed(routers) as harness:
         path, _ = await made_by(harness, [bearer()])
-        assert (await send(harness, get(path, [bearer()]))).status == 200
+        assert (await harness.send(get(path, [bearer()]))).status == 200
     async with routed(routers) as harness:
         name = path[14:].decode()
         calls = len(replica.calls)
@@ -212,13 +218,13 @@ async def test_a_caller_reaches_no_response_of_another(
             get(b"/v1/responses/resp_unknown", [bearer()]),
             get(path[:-1] + (b"0" if path[-1:] != b"0" else b"1"), [bearer()]),
         ):
-            response = await send(harness, refused)
+            response = await harness.send(refused)
             assert (response.status, response.error["param"]) == (404, "response_id")
-        assert (await send(harness, get(path))).status == 401
+        assert (await harness.send(get(path))).status == 401
         assert len(replica.calls) == calls
         stolen, _ = await made_by(harness, [bearer(OTHER)], request_id=name, store=False)
         assert stolen != path
-        assert [(await send(harness, get(path, [bearer(key)]))).status for key in (KEY, OTHER)] == [200, 404]
+        assert [(await harness.send(get(path, [bearer(key)]))).status for key in (KEY, OTHER)] == [200, 404]
 
 
 async def test_keys_of_a_tenant_share_responses_of_the_models_that_they_may_use(replica: FakeReplica) -> None:
@@ -228,7 +234,7 @@ async def test_keys_of_a_tenant_share_responses_of_the_models_that_they_may_use(
         statuses = []
         for model in ("large", "tiny"):
             path, _ = await made_by(harness, [bearer()], model=model)
-            statuses.append((await send(harness, get(path, [bearer(OTHER)]))).status)
+            statuses.append((await harness.send(get(path, [bearer(OTHER)]))).status)
     assert statuses == [200, 403]
 
 
@@ -245,15 +251,15 @@ async def test_keys_of_a_tenant_share_responses_of_the_models_that_they_may_use(
 async def test_clients_do_not_choose_the_ids_of_responses(member: bytes, replica: FakeReplica) -> None:
     storing(replica)
     async with routed(config([replica])) as harness:
-        response = await send(harness, post(RESPONSES, b'{"model":"tiny",' + member + b"}"))
-        found = await send(harness, get(b"/v1/responses/" + json.loads(response.body)["id"].encode()))
+        response = await harness.send(post(RESPONSES, b'{"model":"tiny",' + member + b"}"))
+        found = await harness.send(get(b"/v1/responses/" + json.loads(response.body)["id"].encode()))
     assert (response.status, found.status) == (200, 200)
     assert b"chosen" not in replica.calls[0].body
 
 
 async def test_a_body_in_which_an_id_may_hide_is_rejected(replica: FakeReplica) -> None:
     async with routed(config([replica])) as harness:
-        response = await send(harness, post(RESPONSES, b'{"model":"tiny","request_id":"a","\xff":1}'))
+        response = await harness.send(post(RESPONSES, b'{"model":"tiny","request_id":"a","\xff":1}'))
     assert (response.status, replica.calls) == (400, [])
 
 
@@ -264,11 +270,11 @@ async def test_one_model_is_shown_as_in_the_list(replica: FakeReplica) -> None:
     named = config([replica], models=("org/tiny", "large"))
     pool = replace(named.pools[0], aliases=(Alias(name="gpt", model="large"),))
     async with routed(replace(named, pools=(pool,))) as harness:
-        listed = json.loads((await send(harness, get(b"/v1/models"))).body)["data"]
+        listed = json.loads((await harness.send(get(b"/v1/models"))).body)["data"]
         for path in (b"org/tiny", b"org%2Ftiny"):
-            assert json.loads((await send(harness, get(b"/v1/models/" + path))).body) == listed[0]
-        assert json.loads((await send(harness, get(b"/v1/models/gpt"))).body)["root"] == "large"
-        missing = await send(harness, get(b"/v1/models/other"))
+            assert json.loads((await harness.send(get(b"/v1/models/" + path))).body) == listed[0]
+        assert json.loads((await harness.send(get(b"/v1/models/gpt"))).body)["root"] == "large"
+        missing = await harness.send(get(b"/v1/models/other"))
 
     assert (missing.status, missing.error["type"], missing.error["param"]) == (404, "NotFoundError", "model")
     assert replica.calls == []
@@ -277,16 +283,14 @@ async def test_one_model_is_shown_as_in_the_list(replica: FakeReplica) -> None:
 async def test_a_pool_of_any_model_asks_a_replica(replica: FakeReplica) -> None:
     replica.script = answering(b'{"id":"other"}')
     async with routed(config([replica])) as harness:
-        assert (await send(harness, get(b"/v1/models/org/other"))).body == b'{"id":"other"}'
+        assert (await harness.send(get(b"/v1/models/org/other"))).body == b'{"id":"other"}'
     assert replica.calls[0].line == b"GET /v1/models/org/other HTTP/1.1"
 
 
 async def test_a_key_sees_only_its_models(replica: FakeReplica) -> None:
     named = config([replica], models=("tiny", "large"))
     async with routed(replace(named, access=Access(keys=(api_key(models=("tiny",)),)))) as harness:
-        statuses = [
-            (await send(harness, get(b"/v1/models/" + name, [bearer()]))).status for name in (b"tiny", b"large")
-        ]
+        statuses = [(await harness.send(get(b"/v1/models/" + name, [bearer()]))).status for name in (b"tiny", b"large")]
     assert statuses == [200, 404]
 
 
@@ -307,11 +311,11 @@ async def test_audio_goes_to_the_pool_of_its_model_unchanged(path: bytes, two: l
     pools = (first.pools[0], replace(second.pools[0], name="audio"))
     async with routed(replace(first, pools=pools)) as harness:
         sent = audio(b"whisper")
-        assert (await send(harness, post(path, sent, [FORM_TYPE]))).status == 200
-        unknown = await send(harness, post(path, audio(b"other"), [FORM_TYPE]))
-        malformed = await send(harness, post(path, sent[:-5], [FORM_TYPE]))
-        untyped = await send(harness, post(path, sent))
-        (decision,) = decision_page(harness.router.services.decisions, 0, 9)["decisions"]
+        assert (await harness.send(post(path, sent, [FORM_TYPE]))).status == 200
+        unknown = await harness.send(post(path, audio(b"other"), [FORM_TYPE]))
+        malformed = await harness.send(post(path, sent[:-5], [FORM_TYPE]))
+        untyped = await harness.send(post(path, sent))
+        (decision,) = harness.decisions
 
     assert (two[0].calls, [call.body for call in two[1].calls]) == ([], [sent])
     assert (decision["pool"], decision["prefix"]) == ("audio", None)
@@ -325,10 +329,10 @@ async def test_a_form_with_an_alias_gets_the_models_own_name(replica: FakeReplic
     async with routed(replace(named, pools=(pool,), access=Access(keys=keys))) as harness:
         path, headers = b"/v1/audio/transcriptions", [FORM_TYPE, bearer(KEY)]
         n = b'--xyz\r\nContent-Disposition: form-data; name="n"\r\n\r\n%b\r\n'
-        assert (await send(harness, post(path, audio(b"whisper-1"), headers))).status == 200
-        assert (await send(harness, post(path, audio(b"tiny", n % b"2"), headers))).status == 200
+        assert (await harness.send(post(path, audio(b"whisper-1"), headers))).status == 200
+        assert (await harness.send(post(path, audio(b"tiny", n % b"2"), headers))).status == 200
         statuses = [
-            (await send(harness, post(path, audio(*fields), headers))).status
+            (await harness.send(post(path, audio(*fields), headers))).status
             for fields in ((b"tiny", n % b"3"), (b"tiny", n % b"1e3"), (b"large",), (b"",))
         ]
 

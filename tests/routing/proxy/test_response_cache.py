@@ -10,12 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from time import perf_counter
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from redis import Redis
 
 from routing.response_cache import store as store_module
 from routing.response_cache.memory import ENTRY_OVERHEAD, Entry, MemoryLevel
@@ -49,18 +47,6 @@ GREEDY = {"model": "tiny", "messages": USERS, "temperature": 0, "max_tokens": 12
 def stand_in() -> Iterator[ReplicaProcess]:
     with replica_process("--prefill-rate", "200000", "--step-s", "0.002") as replica:
         yield replica
-
-
-@pytest.fixture
-def stored(valkey: str, monkeypatch: pytest.MonkeyPatch) -> Redis:
-    """The store of the routers of this test, empty. On a busy machine a lookup may take longer than its budget."""
-    for name in ("LOOKUP_S", "WRITE_S", "CONNECT_S"):
-        monkeypatch.setattr(store_module, name, 5.0)
-    url = f"unix://{urlsplit(valkey).path}?db=9"
-    monkeypatch.setenv("WARMPATH_ROUTER_CACHE_URL", url)
-    store = Redis.from_url(url)
-    store.flushdb()
-    return store
 
 
 def cached(url: str, cache: ResponseCache | None, **fields: Any) -> RouterConfig:
@@ -216,12 +202,7 @@ async def test_identical_requests_at_the_same_time_cost_one_prefill(stand_in, st
         ({}, "hit"),
         ({"user": "somebody", "metadata": {"a": "b"}}, "hit"),
         ({"seed": 3}, "miss"),
-        ({"max_tokens": 11}, "miss"),
-        ({"stop": ["x"]}, "miss"),
-        ({"a_member_of_a_later_release": 1}, "miss"),
-        ({"messages": [{"role": "user", "content": "What is a prefix cache? "}]}, "miss"),
         ({"cache": {"namespace": "blue"}}, "miss"),
-        ({"cache_salt": "x"}, "miss"),
         ({"temperature": 0.1}, "bypass"),
         ({"n": 2}, "bypass"),
         ({"cache": False}, "bypass"),

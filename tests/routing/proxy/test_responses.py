@@ -1,16 +1,17 @@
-"""Responses of replicas pass byte for byte, or clients see that they are incomplete."""
+"""Responses of replicas, also those of a real engine, pass byte for byte, or clients see that they are incomplete."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from routing.schema import Limits
 from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, plain_answer, raw, sse
-from tests.routing.proxy.harness import BODY, CHAT, config, decision_page, get, post, routed
+from tests.routing.proxy.harness import CHAT, Harness, config, get, post, routed
 
 OK = b"HTTP/1.1 200 OK\r\n"
 JSON = b"Content-Type: application/json\r\n"
@@ -61,20 +62,6 @@ async def test_a_broken_stream_ends_with_one_error_event(is_inside_event: bool, 
     assert (error["code"], response.replica in error["message"]) == (502, True)
     assert response.body.endswith(b"\n\n")
     assert sum(len(replica.calls) for replica in two) == 1
-
-
-async def test_a_stream_is_relayed_byte_for_byte_however_it_is_cut(replica: FakeReplica) -> None:
-    chance = random.Random(7)
-    body = b"".join(sse({"n": n, "text": "é" * chance.randrange(40)}) for n in range(300)) + sse("[DONE]")
-    cuts = sorted(chance.sample(range(1, len(body)), 200))
-    chunks = [body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True)]
-    framed = STREAM_HEAD + b"".join(map(chunk, chunks)) + LAST_CHUNK
-    breaks = sorted(chance.sample(range(1, len(framed)), 60))
-    replica.script = raw(*(framed[a:b] for a, b in zip([0, *breaks], [*breaks, len(framed)], strict=True)))
-    async with routed(config([replica])) as harness:
-        response = await harness.chat()
-    assert response.body == body
-    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
 
 
 async def test_chunks_of_one_read_leave_as_one(replica: FakeReplica) -> None:
@@ -151,18 +138,6 @@ async def test_http_1_0_connections_stay_open_if_a_length_is_known(replica: Fake
             assert (await client.read_response()).headers["connection"] == "keep-alive"
 
 
-async def test_an_interim_response_never_gets_into_another_response(two: list[FakeReplica]) -> None:
-    two[0].script = raw(b"HTTP/1.1 150 Soon\r\nContent-Length: 6\r\n\r\nstolen")
-    two[1].script = raw(OK + JSON + b"Content-Length: 5\r\n", b"\r\nhel", b"lo")
-    async with routed(config(two, limits=Limits(retries=0, first_byte_timeout_s=5))) as harness:
-        responses = await asyncio.gather(*(harness.chat() for _ in range(4)))
-        await harness.at_rest()
-    assert (
-        sorted((response.status, response.body[:5]) for response in responses)
-        == [(200, b"hello")] * 2 + [(502, b'{"err')] * 2
-    )
-
-
 async def test_endless_trailers_are_not_stored(replica: FakeReplica) -> None:
     async def script(call: Call) -> None:
         await call.send(STREAM_HEAD, chunk(b"data: hello\n\n"), b"0\r\n")
@@ -194,13 +169,6 @@ async def test_a_slash_after_the_path_makes_no_difference(replica: FakeReplica) 
         statuses = [(await client.read_response()).status for _ in range(4)]
     assert statuses == [200, 200, 404, 404]
     assert [call.line for call in replica.calls] == [b"POST " + CHAT + end + b" HTTP/1.1" for end in (b"", b"?a=/")]
-
-
-async def test_models_are_a_replicas_if_a_pool_accepts_any_model(replica: FakeReplica) -> None:
-    async with routed(config([replica])) as harness, harness.connect() as client:
-        await client.send(get(b"/v1/models"))
-        assert (await client.read_response()).replica == "replica-0"
-    assert replica.calls[0].line == b"GET /v1/models HTTP/1.1"
 
 
 USAGE = {"prompt_tokens": 431, "total_tokens": 443, "prompt_tokens_details": {"cached_tokens": 416}}
@@ -242,28 +210,156 @@ async def test_usage_is_read_from_the_response(
     replica.script = raw(sent)
     async with routed(config([replica])) as harness:
         await harness.chat()
-        (record,) = decision_page(harness.router.services.decisions, 0, 10)["decisions"]
+        (record,) = harness.decisions
     assert (record["prompt_tokens"], record["cached_tokens"]) == expected
 
 
-async def test_an_error_inside_a_stream_counts_as_a_replica_error(replica: FakeReplica) -> None:
-    error = {"error": {"message": "EngineCore died", "type": "InternalServerError", "code": 500}}
-    replica.script = raw(STREAM_HEAD + chunk(sse({"n": 1})), chunk(sse(error)), chunk(sse("[DONE]")), LAST_CHUNK)
-    async with routed(config([replica])) as harness:
-        response = await harness.chat()
-        _, text = await harness.admin("GET", "/metrics")
-    assert response.body == sse({"n": 1}) + sse(error) + sse("[DONE]")
-    assert 'outcome="replica_error"} 1' in text
+# --- Responses of a real engine reach clients byte for byte, at every path and in both forms ---
 
 
-async def test_all_four_prompt_paths_are_served(replica: FakeReplica) -> None:
-    async with routed(config([replica])) as harness, harness.connect() as client:
-        for path in (CHAT, b"/v1/completions", b"/v1/embeddings", b"/v1/responses"):
-            await client.send(post(path, BODY))
-            assert (await client.read_response()).status == 200
-    assert [call.line.split()[1] for call in replica.calls] == [
-        CHAT,
-        b"/v1/completions",
-        b"/v1/embeddings",
-        b"/v1/responses",
+CAPTURES = Path(__file__).parents[2] / "data" / "vllm"
+LOCAL = {  # the router responds itself, with an error that names the field
+    *("/health", "/ping", "/version", "/load", "/v1/models", "/kv_event_sources", "/is_sleeping", "/v1/nothing"),
+    *("bad-json", "empty-body", "json-not-object", "wrong-method"),
+}
+CAPTURED_USAGE = {
+    "prompt_tokens": 20,
+    "total_tokens": 26,
+    "completion_tokens": 6,
+    "prompt_tokens_details": {"cached_tokens": 16},
+}
+
+
+def captured(*names: str) -> list[Any]:
+    lines = [line for name in names for line in (CAPTURES / f"vllm-http-0.32.0-{name}.jsonl").read_text().splitlines()]
+    cases = [json.loads(line) for line in lines]
+    return [
+        pytest.param(case, id=case["case"])
+        for case in cases
+        if case["case"] not in LOCAL and case["request"]["path"] not in LOCAL
     ]
+
+
+def reads_of(case: dict[str, Any]) -> list[bytes]:
+    return [text.encode() for _, text in case["response"]["reads"]]
+
+
+def with_usage(reads: list[bytes]) -> list[bytes]:
+    """The same stream as vLLM sends it with ``include_usage``: the fingerprint is in the usage chunk."""
+    moved, fingerprint = [], None
+    for read in reads:
+        event = json.loads(read[6:]) if b"system_fingerprint" in read else {}
+        fingerprint = event.get("system_fingerprint", fingerprint)
+        moved.append(read.replace(b',"system_fingerprint":' + json.dumps(fingerprint).encode(), b""))
+    head = {name: json.loads(reads[0][6:])[name] for name in ("id", "object", "created", "model")}
+    usage = {**head, "choices": [], "usage": CAPTURED_USAGE, "system_fingerprint": fingerprint}
+    return [*moved[:-1], sse(usage), moved[-1]]
+
+
+async def send(harness: Harness, case: dict[str, Any]) -> Any:
+    request = case["request"]
+    body = request["body"] if isinstance(request["body"], str) else json.dumps(request["body"])
+    headers = [f"{name}: {value}".encode() for name, value in request["headers"].items()]
+    async with harness.connect() as client:
+        if request["method"] == "POST":
+            await client.send(post(request["path"].encode(), body.encode(), headers))
+        else:
+            await client.send(get(request["path"].encode(), headers, request["method"].encode()))
+        return await client.read_response()
+
+
+@pytest.mark.parametrize("case", captured("ok", "errors", "auth-queue-drain"))
+async def test_a_response_reaches_the_client_as_the_engine_sent_it(replica: FakeReplica, case: dict[str, Any]) -> None:
+    expected = case["response"]
+
+    async def engine(call: Call) -> None:
+        if "reads" in expected:
+            await call.send(STREAM_HEAD)
+            for read in reads_of(case):
+                await call.send(chunk(read))
+            await call.send(LAST_CHUNK)
+            return
+        content, head = expected["body"].encode(), b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n"
+        lines = [b"%b: %b\r\n" % (name.encode(), expected["headers"][name].encode()) for name in ("content-type",)]
+        await call.send(head % (expected["status"], len(content)) + b"".join(lines) + b"\r\n" + content)
+
+    replica.script = replica.on_token_probe = engine
+    async with routed(config([replica])) as harness:
+        response = await send(harness, case)
+
+    whole = b"".join(reads_of(case)) if "reads" in expected else expected["body"].encode()
+    assert (response.status, response.body) == (expected["status"], whole)
+    assert response.headers["content-type"] == expected["headers"]["content-type"]
+
+
+def of_completions(case: dict[str, Any]) -> dict[str, Any]:
+    """A captured chat as vLLM sends it at the other path: text instead of deltas."""
+    body = {name: value for name, value in case["request"]["body"].items() if name != "messages"} | {"prompt": "hi"}
+    reads = []
+    for at, text in case["response"]["reads"]:
+        event = json.loads(text[6:]) if "choices" in text else None
+        for choice in event["choices"] if event else ():
+            choice["text"] = choice.pop("delta").get("content", "")
+        reads.append([at, text if event is None else f"data: {json.dumps(event, separators=(',', ':'))}\n\n"])
+    request = case["request"] | {"path": "/v1/completions", "body": body}
+    return {"request": request, "response": case["response"] | {"reads": reads}}
+
+
+SEVERAL = next(case.values[0] for case in captured("ok") if case.id == "chat-stream-n2")
+
+
+@pytest.mark.parametrize("case", [SEVERAL, of_completions(SEVERAL)], ids=["chat", "completions"])
+@pytest.mark.parametrize("asks", [False, True])
+async def test_several_choices_are_the_same_as_well(replica: FakeReplica, case: dict[str, Any], asks: bool) -> None:
+    """The fingerprint is known from an earlier stream; a client that closes at the end has it all."""
+    closes = False
+
+    async def engine(call: Call) -> None:
+        await call.send(STREAM_HEAD, *map(chunk, with_usage(reads_of(case))))
+        if closes:
+            await call.wait_gone()
+        await call.send(LAST_CHUNK)
+
+    replica.script = engine
+    body = case["request"]["body"] | ({"stream_options": {"include_usage": True}} if asks else {})
+    case = case | {"request": case["request"] | {"body": body}}
+    async with routed(config([replica])) as harness:
+        _, second = [await send(harness, case) for _ in range(2)]
+        closes = True
+        async with harness.connect() as client:
+            await client.send(post(case["request"]["path"].encode(), json.dumps(body).encode()))
+            await client.read_until(sse("[DONE]"))
+        await harness.at_rest()
+        decisions = harness.decisions
+        _, text = await harness.admin("GET", "/metrics")
+
+    assert second.body == b"".join(with_usage(reads_of(case)) if asks else reads_of(case))
+    assert [decision["prompt_tokens"] for decision in decisions] == [20] * 3
+    assert 'outcome="ok"} 3' in text
+
+
+@pytest.mark.parametrize("case", [case for case in captured("ok") if case.id.endswith("-stream")])
+@pytest.mark.parametrize("pieces", ["events", "together", "cut"])
+async def test_a_stream_is_the_same_if_the_router_asks_for_its_usage(
+    replica: FakeReplica, case: dict[str, Any], pieces: str
+) -> None:
+    requested = []
+
+    async def engine(call: Call) -> None:
+        options = json.loads(call.body).get("stream_options") or {}
+        requested.append(options.get("include_usage", False))
+        reads = with_usage(reads_of(case)) if requested[-1] and not is_asked else reads_of(case)
+        if pieces != "events":
+            whole, size = b"".join(reads), 1 << 20 if pieces == "together" else 37
+            reads = [whole[at : at + size] for at in range(0, len(whole), size)]
+        await call.send(STREAM_HEAD, *map(chunk, reads), LAST_CHUNK)
+
+    replica.script = engine
+    is_asked = bool((case["request"]["body"].get("stream_options") or {}).get("include_usage"))
+    async with routed(config([replica])) as harness:
+        response = await send(harness, case)
+        (decision,) = harness.decisions
+
+    assert requested == [case["request"]["path"] in ("/v1/chat/completions", "/v1/completions")]
+    assert response.body == b"".join(reads_of(case))
+    assert decision["prompt_tokens"] is not None

@@ -1,4 +1,4 @@
-"""Failures of replicas before and after the first byte, their deadlines, and the retry policy."""
+"""Failures of replicas before and after the first byte, their deadlines, the retry policy, and circuit breakers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from routing.http.response import ResponseHead
 from routing.proxy.retries import retry_after_s
 from routing.schema import (
     RETRY_CAUSES,
-    UNSAFE_CAUSES,
     BreakerConfig,
     ConfigError,
     HealthCheck,
@@ -44,10 +43,16 @@ from tests.fakes.replica import (
     resetting,
     sse,
 )
-from tests.routing.proxy.harness import BODY, CHAT, SECRET, Harness, Response, config, get, post, routed
+from tests.fakes.replica import hanging as hang
+from tests.routing.proxy.harness import BODY, CHAT, SECRET, Harness, RawClient, Response, config, get, post, routed
 from tests.routing.proxy.streams import STREAM
 
 DRAINING = json.dumps({"error": {"message": "cannot schedule new futures after shutdown", "code": 500}}).encode()
+ABORTED = b'{"choices":[{"message":{"content":"half"},"finish_reason":"abort"}]}'
+BUSY = (
+    b'{"error":{"message":"The engine is currently busy and cannot accept new requests. Please try again later or on a '
+    b'different instance.","type":"Service Unavailable","code":503}}'
+)
 SHORT = Limits(
     first_byte_timeout_s=0.15,
     response_timeout_s=0.15,
@@ -67,6 +72,9 @@ RETRIED: dict[str, tuple[Script, str]] = {
     "504": (answering(b"{}", status=504), "status_504"),
     "503 and long": (answering(b"x" * 200_000, status=503), "status_503"),
     "draining vLLM": (answering(DRAINING, status=500), "draining"),
+    "a full queue": (answering(BUSY, status=503), "busy"),
+    "aborted": (answering(ABORTED), "aborted"),
+    "429 for a while": (answering(b"{}", status=429, extra=b"Retry-After: 1\r\n"), "status_429"),
 }
 
 
@@ -278,20 +286,7 @@ async def test_a_router_without_sockets_does_not_blame_the_replica(
 
 
 REQUESTS = 14
-PATIENT = HealthCheck(failures=100, interval_s=60)
 EAGER = BreakerConfig(failures=2, stall_s=60)  # engines are checked, and only timeouts eject replicas
-BUSY = json.dumps({"error": {"message": "The engine is currently busy and cannot accept new requests."}}).encode()
-FAILING: dict[str, Script] = {
-    "reset": resetting,
-    "draining": answering(DRAINING, status=500),
-    "busy": answering(BUSY, status=503),
-    "aborted": answering(b'{"choices":[{"finish_reason":"abort"}]}'),
-    "status_429": answering(b"{}", status=429, extra=b"Retry-After: 1\r\n"),
-    "status_502": answering(b"{}", status=502),
-    "status_503": answering(b"{}", status=503),
-    "status_504": answering(b"{}", status=504),
-    "timeout": hanging,
-}
 
 
 def moving() -> bytes:
@@ -314,15 +309,15 @@ async def ask_all(harness: Harness, body: bytes = BODY) -> Counter[int]:
 
 
 async def test_slow_whole_responses_are_generated_once() -> None:
-    """The limit of streams is 1 s, and each whole response takes 2.5 s on 4 replicas."""
+    """The limit of streams is 0.2 s, and each whole response takes 0.6 s on 4 replicas."""
 
     async def slow(call: Call) -> None:
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(0.6)
         await call.send(plain_answer(b'{"ok":true}'))
 
     async with fake_replicas(4, slow) as replicas:
-        limits = Limits(first_byte_timeout_s=1.0)
-        async with routed(config(replicas, limits=limits, health=PATIENT)) as harness:
+        limits = Limits(first_byte_timeout_s=0.2)
+        async with routed(config(replicas, limits=limits, health=NEVER_DOWN)) as harness:
             assert await ask_all(harness) == {200: REQUESTS}
             assert harness.router.balancer.breakers.ejections == {}
             await harness.at_rest()
@@ -336,7 +331,7 @@ async def test_a_timeout_is_not_retried_and_not_blamed_on_a_working_engine(body:
             replica.metrics, replica.on_token_probe = moving, hanging
         limits = Limits(first_byte_timeout_s=1.0, response_timeout_s=1.0)
         breaker = BreakerConfig(failures=2, stall_s=1.2)
-        async with routed(config(replicas, limits=limits, health=PATIENT, breaker=breaker)) as harness:
+        async with routed(config(replicas, limits=limits, health=NEVER_DOWN, breaker=breaker)) as harness:
             assert await ask_all(harness, body) == {504: REQUESTS}
             assert (harness.router.balancer.breakers.ejections, harness.router.balancer.breakers.not_closed) == ({}, {})
             await harness.at_rest()
@@ -354,7 +349,9 @@ async def test_a_pausing_stream_is_not_blamed_on_an_engine_that_answers_a_probe(
 
     replica.script, replica.on_token_probe = halting, one_token
     breaker = BreakerConfig(failures=1, stall_s=0.2, max_out_ratio=1.0)
-    async with routed(config([replica], limits=Limits(idle_timeout_s=0.5), health=PATIENT, breaker=breaker)) as harness:
+    async with routed(
+        config([replica], limits=Limits(idle_timeout_s=0.5), health=NEVER_DOWN, breaker=breaker)
+    ) as harness:
         assert json.loads((await harness.chat(STREAM)).body.split(b"data: ")[2])["error"]["code"] == 504
         await harness.until(lambda: replica.token_probes, "a probe")
         await harness.at_rest()
@@ -368,41 +365,31 @@ async def test_timeouts_count_against_an_engine_without_progress(two: list[FakeR
     for replica in two:
         replica.script = hanging
     limits = Limits(response_timeout_s=0.3, first_byte_timeout_s=0.3)
-    async with routed(config(two, limits=limits, health=PATIENT, breaker=EAGER)) as harness:
+    async with routed(config(two, limits=limits, health=NEVER_DOWN, breaker=EAGER)) as harness:
         assert await ask_all(harness) == {504: REQUESTS}
         await harness.until(lambda: harness.router.balancer.breakers.ejections, "one to be out")
         ((_, _, cause),) = harness.router.balancer.breakers.ejections
         assert cause == "failures"
 
 
-@pytest.mark.parametrize("cause", FAILING)
-@pytest.mark.parametrize("is_named", [False, True])
-async def test_only_failures_that_the_policy_names_are_retried(
-    cause: str, is_named: bool, two: list[FakeReplica]
-) -> None:
-    for replica in two:
-        replica.script = FAILING[cause]
-    named = RETRY_CAUSES if is_named else tuple(it for it in RETRY_CAUSES if it != cause)
-    limits = Limits(response_timeout_s=0.2, retry_on=named)
-    async with routed(config(two, limits=limits, health=PATIENT)) as harness:
+@pytest.mark.parametrize("name", RETRIED)
+async def test_a_failure_that_the_policy_does_not_name_is_not_retried(name: str, two: list[FakeReplica]) -> None:
+    two[0].script, cause = RETRIED[name]
+    two[1].script = two[0].script
+    limits = msgspec.structs.replace(SHORT, retry_on=tuple(it for it in RETRY_CAUSES if it != cause))
+    async with routed(config(two, limits=limits, health=NEVER_DOWN)) as harness:
         await harness.chat()
-        assert sum(len(replica.calls) for replica in two) == 1 + is_named
+        assert sum(len(replica.calls) for replica in two) == 1
 
 
 async def test_refused_connections_are_retried_only_if_the_policy_names_them(two: list[FakeReplica]) -> None:
     for replica in two:
         replica.kill()
     for named, retries in ((("connect",), 1), (("reset",), 0)):
-        async with routed(config(two, limits=Limits(retry_on=named), health=PATIENT)) as harness:
+        async with routed(config(two, limits=Limits(retry_on=named), health=NEVER_DOWN)) as harness:
             assert (await harness.chat()).status == 502
             _, text = await harness.admin("GET", "/metrics")
             assert text.count('cause="connect"} 1') == retries
-
-
-def test_retries_that_may_generate_twice_are_off_by_default() -> None:
-    assert {"timeout", "status_504"} == UNSAFE_CAUSES
-    assert set(Limits().retry_on) == set(RETRY_CAUSES) - UNSAFE_CAUSES
-    assert Limits().response_timeout_s > 600
 
 
 @pytest.mark.parametrize(
@@ -499,3 +486,189 @@ async def test_a_request_for_a_stored_response_goes_to_a_limited_replica(two: li
         harness.router.balancer.breakers.record_retry_after(ReplicaId(created.replica), 30.0)
         await client.send(get(b"/v1/responses/" + json.loads(created.body)["request_id"].encode()))
         assert (await client.read_response()).replica == created.replica
+
+
+# --- Circuit breakers: replicas that fail requests but not their health checks; the retry budget ---
+
+
+HEALTHY = answering()
+BROKEN = answering(b'{"error":"x"}', status=500)
+QUICK = BreakerConfig(open_s=0.3)
+DEAD_ENGINE = [chunk(sse({"error": {"message": "EngineCore died", "code": 500}})), chunk(sse("[DONE]"))]
+
+
+async def test_five_failures_eject_a_replica_and_a_probe_readmits_it(two: list[FakeReplica]) -> None:
+    two[0].script = BROKEN
+    async with routed(config(two, breaker=QUICK)) as harness:
+        statuses = [(await harness.chat()).status for _ in range(20)]
+        assert statuses.count(500) == 5
+        assert len(two[0].calls) == 5
+        _, shown = await harness.admin("GET", "/admin/replicas")
+        row = shown["replicas"][0]
+        assert (row["health"], row["breaker"], row["reason"]) == ("up", "open", "status_500")
+        _, text = await harness.admin("GET", "/metrics")
+        assert 'ejections_total{pool="chat",replica="replica-0",cause="failures"} 1' in text
+        assert 'replica_out{pool="chat",replica="replica-0"} 1' in text
+        two[0].script = HEALTHY
+        await harness.until(lambda: harness.router.balancer.health.is_up("replica-0"), "a probe")
+        for _ in range(8):
+            assert (await harness.chat()).status == 200
+        _, shown = await harness.admin("GET", "/admin/replicas")
+        row = shown["replicas"][0]
+        assert (row["breaker"], row["reason"], row["share"]) == ("closed", None, 0.25)
+        await harness.at_rest()
+
+
+async def eject(harness: Harness, failing: FakeReplica) -> None:
+    """Make a replica fail until it is ejected, then let a request probe it."""
+    failing.script = BROKEN
+    while harness.router.balancer.health.is_up(failing.name):
+        await harness.chat()
+    harness.router.balancer.breakers.on_health_check_passed(ReplicaId(failing.name))
+
+
+async def send_probe(client: RawClient, failing: FakeReplica) -> None:
+    """Send requests until one probes the replica."""
+    before = len(failing.calls)
+    while len(failing.calls) == before:
+        await client.send(post(CHAT))
+        waits = [asyncio.ensure_future(client.read_response()), asyncio.ensure_future(failing.wait_calls(before + 1))]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        await asyncio.wait(waits)
+
+
+async def test_a_client_that_disconnects_after_a_probe_result_does_not_end_the_next_probe(
+    two: list[FakeReplica],
+) -> None:
+    async def begin(call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+        await call.wait_gone()
+
+    breaker = BreakerConfig(open_s=60, successes=3)
+    async with routed(config(two, breaker=breaker)) as harness, harness.connect() as second:
+        await eject(harness, two[0])
+        state = harness.router.balancer.breakers.not_closed[ReplicaId(two[0].name)]
+        two[0].script = begin
+        async with harness.connect() as first:
+            await send_probe(first, two[0])
+            await harness.until(lambda: state.successes == 1, "a first byte")
+            two[0].script = hang
+            await send_probe(second, two[0])
+            assert state.is_probing
+        await harness.until(lambda: harness.router.services.in_flight == 1, "the first client's end to be heard of")
+        assert state.is_probing
+        calls_before = len(two[0].calls)
+        for _ in range(4):
+            assert (await harness.chat()).replica == "replica-1"
+        assert len(two[0].calls) == calls_before
+
+
+@pytest.mark.parametrize("status", [429, 501])
+async def test_a_probe_without_result_lets_the_next_request_probe(status: int, two: list[FakeReplica]) -> None:
+    async with routed(config(two, breaker=BreakerConfig(open_s=60))) as harness, harness.connect() as client:
+        await eject(harness, two[0])
+        two[0].script = answering(b"{}", status=status)
+        await send_probe(client, two[0])
+        await harness.at_rest()
+        assert not harness.router.balancer.breakers.not_closed[ReplicaId(two[0].name)].is_probing
+
+
+@pytest.mark.parametrize("status", [400, 404, 429, 501])
+async def test_errors_that_are_not_the_replicas_fault_eject_nothing(status: int, two: list[FakeReplica]) -> None:
+    two[0].script = answering(b"{}", status=status)
+    async with routed(config(two)) as harness:
+        for _ in range(20):
+            await harness.chat()
+        assert len(two[0].calls) == 10
+
+
+async def test_a_full_queue_is_retried_and_ejects_nothing(two: list[FakeReplica]) -> None:
+    two[0].script = answering(BUSY, status=503)
+    async with routed(config(two)) as harness:
+        for _ in range(20):
+            assert (await harness.chat()).replica == "replica-1"
+        assert harness.router.balancer.breakers.not_closed == {}
+        busy = len(two[0].calls)
+        assert busy >= 10
+        _, text = await harness.admin("GET", "/metrics")
+        assert f'retries_total{{pool="chat",replica="replica-0",cause="busy"}} {busy}' in text
+
+
+async def test_errors_inside_streams_eject_a_replica(two: list[FakeReplica]) -> None:
+    two[0].script = raw(STREAM_HEAD, chunk(sse({"n": 1})), *DEAD_ENGINE, LAST_CHUNK)
+    async with routed(config(two)) as harness:
+        for _ in range(20):
+            await harness.chat()
+        assert len(two[0].calls) == 5
+
+
+async def test_incomplete_responses_eject_a_replica(two: list[FakeReplica]) -> None:
+    two[0].script = raw(STREAM_HEAD, chunk(sse({"n": 1})), then_close=True)
+    async with routed(config(two, health=HealthCheck(failures=100))) as harness:
+        for _ in range(20):
+            await harness.chat()
+        assert len(two[0].calls) == 5
+
+
+@pytest.mark.parametrize(("extra", "calls"), [(b"Retry-After: 1\r\n", 2), (b"X-Other: 1\r\n", 1)])
+async def test_a_429_is_retried_once_if_it_has_retry_after(extra: bytes, calls: int) -> None:
+    async with fake_replicas(4, answering(b"{}", status=429, extra=extra)) as replicas:
+        async with routed(config(replicas, limits=Limits(retries=3))) as harness:
+            response = await harness.chat()
+            assert response.status == 429
+            assert ("retry-after" in response.headers) is (calls == 2)
+            await harness.at_rest()
+        assert sum(len(replica.calls) for replica in replicas) == calls
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        answering(ABORTED),
+        raw(STREAM_HEAD, chunk(sse({"n": 1})), chunk(sse({"choices": [{"finish_reason": "abort"}]})), LAST_CHUNK),
+    ],
+)
+async def test_an_aborted_response_that_is_relayed_counts_against_the_replica(
+    script: Script, replica: FakeReplica
+) -> None:
+    replica.script = script
+    async with routed(config([replica])) as harness:
+        assert (await harness.chat()).status == 200
+        _, text = await harness.admin("GET", "/metrics")
+        assert 'reason="round_robin",outcome="replica_error"} 1' in text
+        assert harness.router.balancer.breakers.not_closed["replica-0"].failures == 1
+
+
+async def test_text_that_mentions_abort_is_a_valid_response(two: list[FakeReplica]) -> None:
+    response_body = json.dumps(
+        {"choices": [{"message": {"content": '"finish_reason":"abort"'}, "finish_reason": "stop"}]}
+    )
+    two[0].script = two[1].script = answering(response_body.encode())
+    async with routed(config(two)) as harness:
+        assert (await harness.chat()).body == response_body.encode()
+        assert len(two[0].calls) + len(two[1].calls) == 1
+        assert harness.router.balancer.breakers.not_closed == {}
+
+
+async def test_an_older_stream_that_breaks_does_not_end_the_probe(two: list[FakeReplica]) -> None:
+    breaks = asyncio.Event()
+
+    async def begin(call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+        await breaks.wait()
+        call.reset()
+
+    async with routed(config(two, breaker=BreakerConfig(open_s=60))) as harness, harness.connect() as old:
+        for replica in two:
+            replica.script = begin
+        await old.send(post(CHAT))
+        await old.read_until(b"\n\n")
+        failing = next(replica for replica in two if replica.calls)
+        two[two[0] is failing].script = HEALTHY
+        await eject(harness, failing)
+        breaks.set()
+        assert b"error" in await old.read_all()
+        state = harness.router.balancer.breakers.not_closed[ReplicaId(failing.name)]
+        assert (state.state, state.reason) == ("half_open", "status_500")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from routing.schema import BreakerConfig, PrefixHashSettings
-from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, plain_answer, sse
+from routing.schema import BreakerConfig
+from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, sse
 from tests.pace import is_within
 from tests.routing.proxy.harness import Harness, config, routed
 from tests.routing.proxy.streams import Load, p95
@@ -52,12 +51,6 @@ def engines(replicas: list[FakeReplica]) -> list[Engine]:
     for replica, engine in zip(replicas, engines_made, strict=True):
         replica.script = engine
     return engines_made
-
-
-def about(number: int, *, stream: bool = True) -> bytes:
-    """A request with its own preferred replica."""
-    message = {"role": "user", "content": f"You are expert number {number}. " * 20}
-    return json.dumps({"model": "tiny", "messages": [message], "stream": stream}).encode()
 
 
 async def is_out(harness: Harness, replica: str, within_s: float) -> None:
@@ -141,56 +134,5 @@ async def test_a_slow_replica_is_probed_until_a_whole_response_and_then_starts_s
                 lambda: harness.router.balancer.breakers.state("replica-0") == "closed", "it to prove well"
             )
             assert harness.router.balancer.health.share("replica-0") < 1.0
-        await load.ended()
-        await harness.at_rest()
-
-
-async def test_older_slow_streams_do_not_fail_the_probe(two: list[FakeReplica]) -> None:
-    """Three older streams stay silent, while the probe's response takes longer than ``stall_s``."""
-    healthy, released = Engine(), asyncio.Event()
-
-    async def forgetful(call: Call) -> None:
-        if json.loads(call.body).get("stream"):
-            await call.send(STREAM_HEAD, chunk(sse({"n": 0})))
-            await call.wait_gone()
-        else:
-            await released.wait()
-            await call.send(plain_answer(b"{}"))
-
-    for replica in two:
-        replica.script = healthy
-    breaker = BreakerConfig(stall_s=0.5, open_s=0.3, successes=1)
-    async with routed(config(two, breaker=breaker, settings=PrefixHashSettings(slack_s=60.0))) as harness:
-        number_of = {(await harness.chat(about(number))).replica: number for number in range(20)}
-        here, there = (number_of[replica.name] for replica in two)
-        two[0].script = forgetful
-        slow_streams = [asyncio.create_task(harness.chat(about(here))) for _ in range(3)]
-        async with going(Load(harness, rate=60, body=about(there))):
-            await is_out(harness, "replica-0", FOUND_S)
-            await harness.until(lambda: harness.router.balancer.health.is_up("replica-0"), "its probe")
-            probe = asyncio.create_task(harness.chat(about(here, stream=False)))
-            opened = harness.router.loop.time()
-            await harness.until(lambda: harness.router.loop.time() > opened + 1.0, "what was too slow to be found so")
-            assert causes(harness) == {"slow"}
-            assert harness.router.balancer.breakers.state("replica-0") == "half_open"
-            released.set()
-            assert (await probe).replica == "replica-0"
-        assert harness.router.balancer.breakers.ejections == {("chat", "replica-0", "slow"): 1}
-        for stream in slow_streams:
-            stream.cancel()
-        await harness.until(lambda: harness.router.services.in_flight == 0, "all to have gone")
-
-
-async def test_at_most_half_of_a_slow_pool_is_ejected(four: list[FakeReplica]) -> None:
-    engines_made = engines(four)
-    async with routed(config(four, breaker=SOONER)) as harness:
-        load = Load(harness, rate=60)
-        for engine in engines_made:
-            engine.between_s = 3.0
-        await load.run(3.0)
-        up = [number for number in range(4) if harness.router.balancer.health.is_up(f"replica-{number}")]
-        assert len(up) >= 2
-        for engine in engines_made:
-            engine.between_s = 0.02
         await load.ended()
         await harness.at_rest()

@@ -20,20 +20,16 @@ from tests.fakes.replica import (
     FakeReplica,
     answering,
     chunk,
-    fake_replicas,
     hanging,
     plain_answer,
     sse,
 )
-from tests.pace import is_within
 from tests.routing.proxy.harness import BODY, Harness, Response, config, routed, samples
-from tests.side_by_side import alone
 
 WHOLE = b'{"ok":true}'
 TICK_S = 0.02
 QUICK = BreakerConfig(stall_s=0.4, open_s=30)
 PATIENT = HealthCheck(failures=100, interval_s=60)
-FOUND_S = 6.0  # the limit at the defaults
 
 
 @dataclass
@@ -151,35 +147,16 @@ async def test_a_stalled_replica_is_ejected_and_its_requests_are_retried(
         await harness.until(lambda: first.running == 0, "its engine to be told to stop")
 
 
-@alone
-@pytest.mark.parametrize("stops", [Engine.hang, Engine.stop], ids=["engine", "all processes"])
-async def test_at_the_defaults_a_stall_without_streams_ends_within_six_seconds(
-    stops: Callable[[Engine], None],
-) -> None:
-    async with fake_replicas(3) as replicas:
-        configuration = [Engine(replica, response_s=1.0) for replica in replicas]
-        async with routed(config(replicas)) as harness:
-            clients = Clients(harness)
-            await clients.run(lambda: len(clients.waited_s) >= 8)
-            stops(configuration[0])
-            started_at = time.monotonic()
-            await clients.run(is_out(harness))
-            assert is_within(time.monotonic() - started_at, FOUND_S)
-            assert clients.statuses == {200}
-            assert is_within(max(clients.waited_s), FOUND_S + 1.0 + 1.0), "found, and its retry"
-            await harness.at_rest()
-
-
 @pytest.mark.parametrize("is_prefilling", [False, True], ids=["decode", "prefill"])
 async def test_a_slow_engine_that_makes_progress_stays(is_prefilling: bool, two: list[FakeReplica]) -> None:
-    """Ten times ``stall_s`` without a byte; no probe is sent."""
+    """Five times ``stall_s`` without a byte; no probe is sent."""
     for replica in two:
-        Engine(replica, response_s=4.0, is_prefilling=is_prefilling)
+        Engine(replica, response_s=2.0, is_prefilling=is_prefilling)
     async with routed(config(two, breaker=QUICK, health=PATIENT)) as harness:
         responses = await asyncio.gather(*(harness.chat() for _ in range(6)))
         assert [response.status for response in responses] == [200] * 6
         assert (harness.router.balancer.breakers.ejections, [replica.token_probes for replica in two]) == ({}, [[], []])
-        assert all(replica.reads < 60 for replica in two), "at most one every third of stall_s"
+        assert all(replica.reads < 30 for replica in two), "at most one every third of stall_s"
 
 
 async def test_fast_responses_trigger_no_engine_check(two: list[FakeReplica]) -> None:
@@ -192,10 +169,10 @@ async def test_fast_responses_trigger_no_engine_check(two: list[FakeReplica]) ->
 
 
 async def test_an_idle_engine_that_answers_a_probe_stays(two: list[FakeReplica]) -> None:
-    """Its API server fetches an image for ten times ``stall_s``; probes come at growing intervals."""
+    """Its API server fetches an image for five times ``stall_s``; probes come at growing intervals."""
 
     async def fetching(call: Call) -> None:
-        await asyncio.sleep(4.0)
+        await asyncio.sleep(2.0)
         await call.send(plain_answer(WHOLE))
 
     for replica in two:
@@ -205,7 +182,7 @@ async def test_an_idle_engine_that_answers_a_probe_stays(two: list[FakeReplica])
         assert (await harness.chat()).status == 200
         assert harness.router.balancer.breakers.ejections == {}
         probes = sum(len(replica.token_probes) for replica in two)
-        assert 1 <= probes <= 5, "after 0.4, 0.8, 1.6 and 3.2 s at the soonest"
+        assert 1 <= probes <= 4, "after 0.4, 0.8 and 1.6 s at the soonest"
 
 
 @pytest.mark.parametrize("knows_requests", [True, False])
@@ -255,7 +232,7 @@ async def test_an_engine_without_counters_gets_the_time_of_the_whole_prefill(two
 async def test_late_counters_are_no_stall(two: list[FakeReplica]) -> None:
     """``/metrics`` takes 0.3 s, three quarters of ``stall_s``, and the probe waits too."""
     for replica in two:
-        engine = Engine(replica, response_s=2.5)
+        engine = Engine(replica, response_s=1.5)
         replica.on_token_probe = hanging
         replica.metrics_delay_s = 0.3
         assert engine.runs.is_set()
@@ -296,12 +273,12 @@ async def test_an_engine_with_long_steps_gets_few_probes(replica: FakeReplica) -
 
     async def slow_steps(call: Call) -> None:
         for _ in range(8):
-            await asyncio.sleep(0.8)
+            await asyncio.sleep(0.32)
             engine.steps += 1
         await call.send(plain_answer(WHOLE))
 
     replica.script = slow_steps
-    async with routed(config([replica], breaker=BreakerConfig(stall_s=1.0), health=PATIENT)) as harness:
+    async with routed(config([replica], breaker=BreakerConfig(stall_s=0.4), health=PATIENT)) as harness:
         assert (await harness.chat()).status == 200
         _, text = await harness.admin("GET", "/metrics")
 

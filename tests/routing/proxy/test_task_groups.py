@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from routing.schema import (
     Access,
-    Adapter,
     Boundary,
     ConfigError,
     GroupMatch,
@@ -92,24 +91,6 @@ async def test_a_group_has_its_own_tier_1_boundary(two: list[FakeReplica]) -> No
     }
     assert first["tier1"]["bytes"] < whole["tier1"]["bytes"]
     assert whole["tier1"]["hash_by_group"] == {"asked": first["prefix"]}
-
-
-async def test_a_session_and_a_model_can_match_a_group(two: list[FakeReplica]) -> None:
-    groups = (
-        TaskGroupConfig(name="agents", match=GroupMatch(session_prefixes=("agent-",))),
-        TaskGroupConfig(name="sql", match=GroupMatch(models=("sql",))),
-    )
-    async with routed(grouped(two, *groups, adapters=(Adapter("sql", "tiny"),))) as harness:
-        matches = []
-        for body, headers in (
-            (chat_body(user="agent-7"), ()),
-            (chat_body("sql"), ()),
-            (chat_body("sql"), [b"X-Session-ID: agent-8"]),
-        ):
-            assert (await harness.chat(body, headers)).status == 200
-            record = await decided(harness)
-            matches.append((record["group"], record["matched_by"]))
-    assert matches == [("agents", "session"), ("sql", "model"), ("agents", "session")]
 
 
 async def test_a_key_can_match_a_group_and_explanations_accept_a_key(two: list[FakeReplica]) -> None:

@@ -72,7 +72,7 @@ def test_changed_bytes_are_accepted_or_rejected_with_a_reason(seed: int) -> None
         read(valid[:at])
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(st.binary(max_size=100))
 def test_arbitrary_bytes_are_rejected(document: bytes) -> None:
     assert not read(document)
@@ -85,7 +85,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(json_values, json_values, json_values, json_values)
 def test_arbitrary_json_is_rejected(schema: Any, revision: Any, sha256: Any, config: Any) -> None:
     assert not read(encrypted(config, schema=schema, revision=revision, sha256=sha256))

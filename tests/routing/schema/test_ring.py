@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from routing.balancing.hash_ring import HashRing
@@ -27,7 +27,6 @@ def preferred_replicas(weights: dict[ReplicaId, float], salt: int) -> list[Repli
     return [next(ring.walk(PrefixHash(number * (2**64 // KEYS)))) for number in range(KEYS)]
 
 
-@settings(deadline=None)
 @given(before=fleets, after=fleets)
 def test_the_moved_ratio_agrees_with_rings(before: dict[ReplicaId, float], after: dict[ReplicaId, float]) -> None:
     rings = range(12)  # shares of one ring differ from the weights by chance; the mean of many hardly does

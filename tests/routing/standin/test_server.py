@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from tests.routing.standin.replica_process import DEADLINE_S, ReplicaProcess, replica_process
-from tests.side_by_side import alone
 
 
 @pytest.fixture(scope="module")
@@ -35,39 +34,6 @@ def open_stream(replica: ReplicaProcess, content: str, max_tokens: int = 4) -> h
     body = {"messages": [{"role": "user", "content": content}], "max_tokens": max_tokens, "stream": True}
     replica.start(connection, "POST", "/v1/chat/completions", body)
     return connection
-
-
-@alone
-def test_the_headers_of_a_stream_come_at_once_and_its_first_event_after_prefill(replica: ReplicaProcess) -> None:
-    connection = open_stream(replica, "word " * 5000)  # 6,250 tokens: 0.8 s of prefill
-    started_s = time.perf_counter()
-
-    response = connection.getresponse()
-    head_s = time.perf_counter() - started_s
-    first = response.read(1)
-    first_s = time.perf_counter() - started_s
-
-    assert response.status == 200
-    assert first == b"d"
-    assert first_s > 0.7
-    assert head_s < first_s / 2
-    connection.close()
-
-
-@alone
-def test_a_cached_prompt_needs_no_prefill(replica: ReplicaProcess) -> None:
-    started_s = time.perf_counter()
-    replica.chat("word " * 5000, max_tokens=1)
-    again_s = time.perf_counter()
-
-    durations_s = []
-    for _ in range(3):
-        repeated_s = time.perf_counter()
-        usage = replica.chat("word " * 5000, max_tokens=1).json["usage"]
-        durations_s.append(time.perf_counter() - repeated_s)
-
-    assert min(durations_s) < (again_s - started_s) / 2
-    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] // 16 * 16
 
 
 def test_the_next_turn_finds_the_previous_output_in_the_cache(replica: ReplicaProcess) -> None:
@@ -363,14 +329,3 @@ def test_a_port_in_use_ends_the_start_with_a_message() -> None:
         replica_process("--port", str(replica.port)),
     ):
         pass
-
-
-@alone
-def test_the_metrics_page_takes_a_few_milliseconds(replica: ReplicaProcess) -> None:
-    replica.send("GET", "/metrics")
-    before_s = replica.metric("process_cpu_seconds_total")
-
-    for _ in range(20):
-        replica.send("GET", "/metrics")
-
-    assert (replica.metric("process_cpu_seconds_total") - before_s) / 21 < 0.010

@@ -1,20 +1,35 @@
-"""The seeded mix: reproducible, at its rate, and with the sharing it is meant to show."""
+"""The seeded mix and traces: reproducible, at their rate, with their lengths and their sharing."""
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
+from pathlib import Path
 from statistics import mean, median
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from routing.simulation.engine import EngineConfig
 from routing.standin.replica import DEFAULT_BLOCKS
 from routing.standin.requests import PseudoWords, block_keys, count_tokens, encode, render_chat
-from routing.traffic.mix import CHAT_SCALE, DEFAULT_RATE, GROUPS, Mix
-from routing.traffic.trace import Job
+from routing.traffic.mix import (
+    BLOCK_BYTES,
+    CHAT_SCALE,
+    DEFAULT_RATE,
+    GROUPS,
+    Mix,
+    TraceWorkload,
+    passage,
+    trace_messages,
+)
+from routing.traffic.trace import BLOCK_TOKENS, Job, TraceError, TraceRequest, parse_lines, read_trace, spread
 from tests.routing.simulation.stepwise import replay
 
 WORDS = PseudoWords(0)
@@ -138,3 +153,133 @@ def test_at_the_default_size_affinity_has_a_much_higher_hit_rate_than_round_robi
     assert results["prefix hash"][0] > 0.70
     assert results["prefix hash"][1] < 0.4 * results["round robin"][1]
     assert results["round robin"][2] < 5.0
+
+
+# --- A trace's requests as chat text: lengths and sharing are the trace's own ---
+
+
+def request(tokens: int, ids: tuple[int, ...] | None = None, at_s: float = 0.0) -> TraceRequest:
+    blocks = -(-tokens // BLOCK_TOKENS)
+    return TraceRequest(at_s, tokens, 5, ids if ids is not None else tuple(range(blocks)))
+
+
+def rendered(request: TraceRequest) -> bytes:
+    return encode(render_chat(trace_messages(request)))
+
+
+prompts = st.lists(st.integers(0, 3), min_size=1, max_size=6).flatmap(
+    lambda ids: st.tuples(st.just(tuple(ids)), st.integers(1, BLOCK_TOKENS))
+)
+
+
+def chained(ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Ids as a trace has them: of the block and everything before it."""
+    return tuple(hash(ids[: end + 1]) & 0xFFFFFFFF for end in range(len(ids)))
+
+
+def shared(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many leading items are equal."""
+    return next(
+        (at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]),
+        min(len(first), len(second)),
+    )
+
+
+@settings(max_examples=200)
+@given(first=prompts, second=prompts)
+def test_two_prompts_share_exactly_the_blocks_with_common_ids(
+    first: tuple[tuple[int, ...], int], second: tuple[tuple[int, ...], int]
+) -> None:
+    pair = [request((len(ids) - 1) * BLOCK_TOKENS + last, chained(ids)) for ids, last in (first, second)]
+    by_id = shared(*(request.keys for request in pair))
+
+    keys = [block_keys(rendered(request), BLOCK_TOKENS)[: request.prompt_tokens // BLOCK_TOKENS] for request in pair]
+
+    assert shared(*keys) == by_id
+
+
+@given(st.integers(30, 5 * BLOCK_TOKENS))
+def test_a_prompt_has_the_length_of_the_trace(tokens: int) -> None:
+    length = count_tokens(rendered(request(tokens)))
+
+    remainder = tokens % BLOCK_TOKENS
+    slack = 0
+    if remainder < 7:
+        slack = 7  # the template's end never eats into a full block
+    if BLOCK_TOKENS < tokens <= BLOCK_TOKENS + 12:
+        slack = 12  # after the first block the change of roles takes tokens too
+    assert tokens <= length <= tokens + slack
+
+
+def test_the_first_block_is_the_system_prompt() -> None:
+    messages = trace_messages(request(2000))
+
+    assert [message["role"] for message in messages] == ["system", "user"]
+    assert messages[0] == trace_messages(request(9000))[0]
+
+
+def test_a_passage_is_a_function_of_its_key() -> None:
+    assert passage("a", 3000) == passage("a", 5000)[:3000]
+    assert passage("a", 64) != passage("b", 64)
+    assert len(passage("c", 600_000)) == 600_000
+    assert passage("a", BLOCK_BYTES).isascii()
+
+
+def test_a_looped_trace_continues_with_later_times() -> None:
+    workload = TraceWorkload([request(600, at_s=0.0), request(700, at_s=9.0)], loop=True)
+    jobs = workload.jobs()
+
+    assert [next(jobs).at_s for _ in range(5)] == [0.0, 9.0, 13.5, 22.5, 27.0]
+    assert len(list(TraceWorkload(workload.requests).jobs())) == 2
+    assert list(TraceWorkload([], loop=True).jobs()) == []
+
+
+# --- Reading traces in Mooncake's format ---
+
+
+def line(at_ms: int, tokens: int = 600, ids: list[int] | None = None, **fields: object) -> bytes:
+    row = {"timestamp": at_ms, "input_length": tokens, "output_length": 5, "hash_ids": [0, 1] if ids is None else ids}
+    return json.dumps({**row, **fields}).encode()
+
+
+def test_a_row_is_read_with_its_time_in_seconds_and_its_full_blocks_as_keys() -> None:
+    (request,) = parse_lines([line(1500)], "t")
+
+    assert (request.at_s, request.prompt_tokens, request.output_tokens) == (1.5, 600, 5)
+    assert request.hash_ids == (0, 1)
+    assert request.keys == (0,)
+
+
+def test_plain_and_gzipped_files_give_the_same_requests(tmp_path: Path) -> None:
+    text = b"\n".join([line(0), line(1000), b""])
+    (tmp_path / "a.jsonl").write_bytes(text)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text))
+
+    assert read_trace(tmp_path / "a.jsonl") == read_trace(tmp_path / "a.jsonl.gz")
+
+
+def test_requests_with_one_timestamp_are_spread_over_the_gap_to_the_next() -> None:
+    requests = spread(parse_lines([line(0), line(0), line(0), line(3000), line(3000)], "t"))
+
+    assert [request.at_s for request in requests] == [0.0, 1.0, 2.0, 3.0, 4.5]
+
+
+@pytest.mark.parametrize(
+    ("invalid", "message"),
+    [
+        (b"{", "t, line 2: Input data was truncated"),
+        (line(0, tokens=0), "t, line 2: Expected `int` >= 1"),
+        (line(0, ids=[1]), "t, line 2: 1 hash_ids for 2 blocks of 512 tokens"),
+        (line(-5), "t, line 2: Expected `float` >= 0"),
+        (b'{"timestamp": 1}', "t, line 2: Object missing required field"),
+        (line(10), "t, line 2: the timestamp is before that of the previous line"),
+    ],
+)
+def test_an_invalid_line_is_named_in_the_error(invalid: bytes, message: str) -> None:
+    with pytest.raises(TraceError, match=message.replace("`", ".")):
+        list(parse_lines([line(20), invalid], "t"))
+
+
+def test_spreading_keeps_an_empty_or_single_request_trace() -> None:
+    assert spread([]) == []
+    assert spread([TraceRequest(7.0, 1, 1, (0,))]) == [TraceRequest(7.0, 1, 1, (0,))]

@@ -13,6 +13,7 @@ from routing.http.response import LocalResponse
 from routing.proxy.client_connection import ClientConnection
 from routing.proxy.router import Router
 from routing.schema import Limits
+from tests.pace import examples
 from tests.routing.proxy.corpus.requests import MAX_BODY_BYTES, MAX_HEADER_BYTES
 
 
@@ -85,7 +86,7 @@ async def outcome(router: RecordingRouter, *pieces: bytes) -> Outcome:
     return router.heard, lines, wire.is_open
 
 
-ROUNDS = int(os.environ.get("WARMPATH_FUZZ_ROUNDS", "200"))  # for each of ten seeds
+ROUNDS = int(os.environ.get("WARMPATH_FUZZ_ROUNDS", examples(200)))  # for each of ten seeds
 PIECES = (
     *(b"\r\n", b"\n", b"\r", b" ", b"\t", b"\0", b":", b",", b";", b"0", b"1", b"7", b"a", b"\xff", b"\x0b", b"\r\n "),
     *(b"chunked", b"Content-Length: 3\r\n", b"Content-Length: 7\r\n", b"Transfer-Encoding: chunked\r\n", b"\r\n\r\n"),

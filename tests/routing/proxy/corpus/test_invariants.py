@@ -71,6 +71,7 @@ SHORT = [vector for vector in VECTORS if len(vector.raw) < 400]
 SEEDS = [vector.raw for vector in SHORT] + 9 * [vector.raw for vector in SHORT if not vector.is_refused]
 
 
+@pytest.mark.generated
 @pytest.mark.parametrize("seed", range(10))
 async def test_damage_never_makes_two_requests_of_one(seed: int) -> None:
     chance, router = random.Random(seed), RecordingRouter()
@@ -158,6 +159,7 @@ def variants(chance: random.Random) -> list[bytes]:
     return requests
 
 
+@pytest.mark.generated
 @pytest.mark.parametrize("seed", range(10))
 async def test_cached_heads_are_read_as_uncached_ones(seed: int) -> None:
     chance, warm, cold = random.Random(seed), RecordingHeads(), RecordingHeads()

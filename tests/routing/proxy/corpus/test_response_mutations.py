@@ -101,6 +101,7 @@ def by_h11(raw: bytes) -> Read:
     return (status, body) if isinstance(event, h11.EndOfMessage) else None
 
 
+@pytest.mark.generated
 @pytest.mark.parametrize("seed", range(10))
 async def test_damage_never_moves_the_end_of_a_response(seed: int) -> None:
     chance, reader = random.Random(seed), ResponseReader()
@@ -132,6 +133,7 @@ def cut(pieces: list[bytes], chance: random.Random) -> list[bytes]:
     return reads
 
 
+@pytest.mark.generated
 @pytest.mark.parametrize("seed", range(10))
 async def test_a_chunked_stream_is_read_the_same_way_however_it_is_cut(seed: int) -> None:
     chance, reader = random.Random(seed), ResponseReader()
