@@ -285,9 +285,10 @@ class Process:
 
     def end(self) -> int:
         try:
-            self.lines += (self.popen.communicate(timeout=10)[1] or "").splitlines(keepends=True)
+            self.lines += (self.popen.communicate(timeout=60)[1] or "").splitlines(keepends=True)
         finally:
             self.popen.kill()
+            self.popen.wait()
         return self.popen.returncode
 
 
@@ -308,11 +309,11 @@ async def test_the_first_signal_drains_and_the_second_stops(tmp_path: Path) -> N
         writer.write(
             post(b"/v1/completions", secret, [b"Authorization: Bearer tripwire-key", b"Cookie: tripwire=cookie"])
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await reader.readuntil(b"\n\n")
         process.popen.send_signal(signal.SIGTERM)
         while not any("draining" in line for line in process.lines):
-            line = await asyncio.wait_for(asyncio.to_thread(process.popen.stderr.readline), 10)
+            line = await asyncio.wait_for(asyncio.to_thread(process.popen.stderr.readline), 60)
             process.lines.append(line)
         assert process.popen.poll() is None
         process.popen.send_signal(signal.SIGTERM)
