@@ -209,7 +209,7 @@ async def test_a_cancelled_loop_ends(caplog: pytest.LogCaptureFixture) -> None:
 
 async def test_ticks_continue_after_errors_and_end_when_stopped() -> None:
     done = Failing(lambda: None)
-    ticks = Periodic(Background.LOADS, 0.001, done)
+    ticks = Periodic(Background.LIMITS, 0.001, done)
     ticks.start()
     ticks.start()
     await until(lambda: done.calls > 5, "ticks after those that failed")
