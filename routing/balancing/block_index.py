@@ -92,11 +92,6 @@ class BlockIndex:
     def __len__(self) -> int:
         return len(self._by_first)
 
-    @property
-    def walked(self) -> list[BlockRun]:
-        """The whole runs of the chain that was matched last, until it is added."""
-        return self._walked
-
     def levels(self, chain: Chain) -> list[Level]:
         """The cached prefixes of a prompt, the shortest first. 0.2 us a run."""
         by_first, levels = self._by_first, []
@@ -369,7 +364,6 @@ _CAPACITY_FADE: Final = 0.9  # weight of the earlier samples, for each new one
 CAPACITY_STEP: Final = 4.0  # factor by which the capacity grows
 MIN_EVICTED_RATIO: Final = 0.25  # of the reported capacity: a block is a sample if so much was evicted after it
 MAX_CAPACITY_RATIO: Final = 64.0  # of the estimated to the reported capacity
-_UPDATE_RATIO: Final = 4  # how often the boundary of the GPU cache is computed while all its uses are replaced
 MAX_OLDER_USES: Final = 256  # uses that are searched for blocks after an evicted one
 
 
@@ -387,9 +381,7 @@ class ReplicaBlocks:
         self.evicted: dict[int, int] = {}
         self.older_evicted: dict[int, int] = {}
         self.evicted_tokens = 0  # above the capacity, ever
-        self.fast_since_s = -inf  # blocks used before this time are in a lower cache tier; -inf: there is none
         self._found = self._sought = 0.0  # recent prompts that began with evicted blocks, and how many found them
-        self._uses_until_update = 0
         self.reported_tokens: int | None = None  # capacity as the engine reports it; None: not yet
         self.engine_block_tokens = 1  # the engine has whole blocks of so many tokens cached; 1: not known
         self.tokens = 0  # of all runs
@@ -434,10 +426,6 @@ class ReplicaBlocks:
             runs[run] = use
         if path:
             self.uses[use] = None
-        if self.capacity_ratio > 1.0:
-            self._uses_until_update -= 1
-            if self._uses_until_update < 0:
-                self._update_fast_since()
         return use
 
     def _evict_stranded(self, use: Use, run: BlockRun) -> None:
@@ -450,26 +438,6 @@ class ReplicaBlocks:
             del self.runs[stranded]
             self.tokens -= stranded.tokens
             self._index.remove(stranded, self.bit)
-
-    def _update_fast_since(self) -> None:
-        """Find the oldest use that the GPU cache still has: all later ones fit into its capacity."""
-        tokens, uses, self.fast_since_s = 0, 0, -inf
-        for use in reversed(self.uses):
-            uses += 1
-            for run in use.path[use.first :]:
-                tokens += run.tokens
-            if tokens > self.capacity_tokens:
-                self.fast_since_s = use.used_s
-                break
-        self._uses_until_update = uses // _UPDATE_RATIO
-
-    def slow_tokens(self, path: Sequence[BlockRun]) -> int:
-        """How many tokens of a cached prefix are in a lower cache tier."""
-        tokens, runs, fast_since_s = 0, self.runs, self.fast_since_s
-        for run in path:
-            if (use := runs.get(run)) is not None and use.used_s < fast_since_s:
-                tokens += run.tokens
-        return tokens
 
     def on_split(self, head: BlockRun, tail: BlockRun) -> None:
         """A cached run was split: its new head belongs to the same use, before it."""
@@ -553,7 +521,6 @@ class ReplicaBlocks:
         self._found = self._sought = 0.0
         self.capacity_ratio = min(max(1.0, ratio), MAX_CAPACITY_RATIO)
         self.capacity = int(self.capacity_ratio * self.capacity_tokens)
-        self._update_fast_since()
 
     def evict_until(self, used_s: float) -> None:
         """Evict everything that was last used at this time or before."""
@@ -612,7 +579,6 @@ class ReplicaBlockTables:
         self._by_number: list[ReplicaBlocks | None] = []
         self._free_numbers: list[int] = []  # numbers of removed replicas
         self._turn = 0
-        self.has_tiers = False  # whether some engine had more cached than it reports as its capacity
         self.capacity = 0  # tokens, of the GPU caches of all
 
     def replicas_of_mask(self, mask: int) -> list[ReplicaBlocks]:

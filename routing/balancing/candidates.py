@@ -1,7 +1,6 @@
 """The eligible replicas of a request, with their loads, and orders of them by load and by recent traffic.
 
-``Candidates`` never change: when eligibility changes, a new object is made, which costs O(replicas). Everything derived
-is computed on first use.
+``Candidates`` never change: when eligibility changes, a new object is made, which costs O(replicas).
 
 Recent shares. Waiting work balances a busy fleet. Where caches keep a fleet idle, no request waits, and the replica
 with the most popular prefix cached would get all requests for it until traffic grows. So a replica yields a request if
@@ -129,16 +128,14 @@ MAX_WORK: Final = 2.0**62  # tokens; more is in the last class, of a replica wit
 
 
 class LeastLoadedOrder:
-    """Sums over the loads of some replicas, and their order by work, up to date at each query."""
+    """Which of some replicas are busy, and their order by work, up to date at each query."""
 
     def __init__(self, candidates: Mapping[TargetId, Candidate], tracker: LoadTracker, seed: int) -> None:
         self._candidates = candidates
         self._tracker = tracker
         self._seed = seed
         self._position = tracker.position
-        self._counted: dict[TargetId, int] = {}  # each load as included in the sums, by ``_encoded_counts``
-        self._running = 0
-        self._busy = 0
+        self._busy: set[TargetId] = set()  # with prompts to prefill
         self._heap: list[tuple[float, int, TargetId]] = []  # (work, stamp, target); empty until first use
         self._current: dict[TargetId, int] = {}  # stamp of each target's valid entry
         self._stamp = 0
@@ -147,16 +144,10 @@ class LeastLoadedOrder:
         self._recount()
 
     @property
-    def running(self) -> int:
-        """Requests that run at all of these replicas together."""
-        self._update()
-        return self._running
-
-    @property
     def busy_ratio(self) -> float:
         """Share of these replicas with prompts to prefill, 0 to 1."""
         self._update()
-        return self._busy / len(self._candidates)
+        return len(self._busy) / len(self._candidates)
 
     def least_loaded(self) -> TargetId:
         """The replica with the least work; among equals, the one whose load changed longest ago."""
@@ -190,24 +181,16 @@ class LeastLoadedOrder:
         if changes is None:
             self._recount()
             return
-        counted = self._counted
-        for load in changes if not self._heap else reversed(dict.fromkeys(reversed(changes))):
-            before = counted.get(load.target)
-            if before is None:
+        for load in reversed(dict.fromkeys(reversed(changes))):
+            if load.target not in self._candidates:
                 continue
-            now = _encoded_counts(load)
-            if now != before:
-                self._running += now // 2 - before // 2
-                self._busy += now % 2 - before % 2
-                counted[load.target] = now
+            (self._busy.add if load.waiting_tokens else self._busy.discard)(load.target)
             if self._heap:
                 self._push(load.target)
 
     def _recount(self) -> None:
-        """Compute the sums from all loads, where there are too many changes to apply."""
-        self._counted = {name: _encoded_counts(candidate.load) for name, candidate in self._candidates.items()}
-        self._running = sum(counted // 2 for counted in self._counted.values())
-        self._busy = sum(counted % 2 for counted in self._counted.values())
+        """Start again from all loads, where there are too many changes to apply."""
+        self._busy = {name for name, candidate in self._candidates.items() if candidate.load.waiting_tokens}
         self._heap = []
 
     def _push(self, target: TargetId) -> None:
@@ -229,11 +212,6 @@ class LeastLoadedOrder:
             heapify(self._heap)
 
 
-def _encoded_counts(load: Load) -> int:
-    """Twice the running requests of a load, plus 1 if prompt tokens wait: both counts in one integer."""
-    return 2 * load.running + (load.waiting_tokens > 0)
-
-
 class Candidates:
     """Eligible replicas of one group."""
 
@@ -246,20 +224,21 @@ class Candidates:
         shares: Mapping[TargetId, float] | None = None,
     ) -> None:
         self.weights = weights  # relative capacity, > 0
-        self.weight = sum(weights.values())
-        self.loads: Mapping[TargetId, Load] = {name: tracker.load(name) for name in weights}
         self.bits: Mapping[TargetId, int] = {} if bits is None else bits  # in the residency's masks
         self._shares: Mapping[TargetId, float] = {} if shares is None else shares  # of weights, where below 1
+        self.loads: Mapping[TargetId, Load] = {name: tracker.load(name) for name in weights}
+        self.members = [
+            Candidate(name, load, weights[name], self.bits.get(name, 0), self._shares.get(name, 1.0))
+            for name, load in self.loads.items()
+        ]
+        self.by_name = {member.target: member for member in self.members}
+        self.by_bit = {member.bit: member for member in self.members if member.bit}
+        self.mask = sum(self.by_bit)  # the bits of all
+        self.greatest_weight = max(weights.values(), default=0.0)
         self._unfiltered: Candidates | None = None
         self._tracker = tracker
         self._seed = seed
-        self._members: list[Candidate] | None = None  # from here on: computed on first use
-        self._cumulative: list[float] | None = None
-        self._by_name: dict[TargetId, Candidate] | None = None
-        self._by_bit: dict[int, Candidate] | None = None
-        self._mask: int | None = None
-        self._greatest_weight: float | None = None
-        self._has_equal_weights: bool | None = None
+        self._cumulative: list[float] | None = None  # from here on: computed on first use
         self._order: LeastLoadedOrder | None = None
         self._recent: RecentShares | None = None
 
@@ -288,27 +267,6 @@ class Candidates:
         """The candidates before replicas that failed a request were removed; ``self`` if none were removed."""
         return self if self._unfiltered is None else self._unfiltered
 
-    def prepare(self) -> Iterator[None]:
-        """Compute what would otherwise be computed on first use; yields between the steps."""
-        if not self.loads:
-            return
-        for compute in (lambda: self.members, lambda: self.mask, lambda: self.by_name, lambda: self.has_equal_weights):
-            compute()
-            yield
-        self.order.least_loaded()
-
-    @property
-    def members(self) -> list[Candidate]:
-        """All candidates, in one list."""
-        members = self._members
-        if members is None:
-            bits, weights, shares = self.bits, self.weights, self._shares
-            members = self._members = [
-                Candidate(name, load, weights[name], bits.get(name, 0), shares.get(name, 1.0))
-                for name, load in self.loads.items()
-            ]
-        return members
-
     def draw(self, chance: float) -> Candidate:
         """The candidate for a random number from 0 to below 1; each has a probability by its weight."""
         cumulative = self._cumulative
@@ -316,46 +274,6 @@ class Candidates:
             cumulative = self._cumulative = list(accumulate(self.weights.values()))
         at = bisect_right(cumulative, chance * cumulative[-1])
         return self.members[min(at, len(self.members) - 1)]
-
-    @property
-    def by_name(self) -> dict[TargetId, Candidate]:
-        """The candidates by name."""
-        by_name = self._by_name
-        if by_name is None:
-            by_name = self._by_name = {member.target: member for member in self.members}
-        return by_name
-
-    @property
-    def by_bit(self) -> dict[int, Candidate]:
-        """The candidates by bit."""
-        by_bit = self._by_bit
-        if by_bit is None:
-            by_bit = self._by_bit = {member.bit: member for member in self.members if member.bit}
-        return by_bit
-
-    @property
-    def mask(self) -> int:
-        """The bits of all candidates."""
-        mask = self._mask
-        if mask is None:
-            mask = self._mask = sum(self.by_bit)
-        return mask
-
-    @property
-    def greatest_weight(self) -> float:
-        """The weight of the candidate with the most capacity."""
-        weight = self._greatest_weight
-        if weight is None:
-            weight = self._greatest_weight = max(self.weights.values())
-        return weight
-
-    @property
-    def has_equal_weights(self) -> bool:
-        """Whether all candidates have the same weight."""
-        has_equal_weights = self._has_equal_weights
-        if has_equal_weights is None:
-            has_equal_weights = self._has_equal_weights = self.greatest_weight == min(self.weights.values())
-        return has_equal_weights
 
     @property
     def recent(self) -> RecentShares:
@@ -367,7 +285,7 @@ class Candidates:
 
     @property
     def order(self) -> LeastLoadedOrder:
-        """Sums over the loads, and the order by work."""
+        """Which are busy, and the order by work."""
         order = self._order
         if order is None:
             order = self._order = LeastLoadedOrder(self.by_name, self._tracker, self._seed)

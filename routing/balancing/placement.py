@@ -5,7 +5,7 @@ routes of each pool and task group (``routes.py``). A router replaces its whole 
 and health are kept outside and carry over. ``decide`` does all that happens to a request before it is sent, and also
 serves ``/admin/explain``, so explanations and placements agree.
 
-``preferred_targets`` tells warm-ups which replicas will get a prefix: the first in its ring order, as many as the
+``preferred_replicas`` tells warm-ups which replicas will get a prefix: the first in its ring order, as many as the
 strategy's ``preferred_count``.
 
 A decision holds where a request goes and why, the keys of the request, and loads and costs of the candidates.
@@ -298,17 +298,6 @@ class Decision:
         return list(dict.fromkeys((self.choice.target, *self.choice.skipped, *islice(loads, limit))))[:limit]
 
 
-def preferred_targets(
-    route: Route, prefix: PrefixHash, targets: Collection[TargetId], is_available: Callable[[TargetId], bool]
-) -> list[TargetId]:
-    """The ``targets`` that a prefix prefers, out of all that are available. A short walk of the ring."""
-    count = route.strategy.preferred_count(prefix)
-    if count is None:
-        return [target for target in targets if target in route.replicas.targets and is_available(target)]
-    preferred = islice(filter(is_available, route.replicas.ring.walk(prefix)), count)
-    return [target for target in preferred if target in targets]
-
-
 class _Pool(NamedTuple):
     """One prepared pool."""
 
@@ -447,7 +436,12 @@ class Placement:
                 and (not adapter or replicas.has_adapter(target, adapter, health))
             )
 
-        return preferred_targets(route, prefix, self.targets_by_replica.get(replica, []), is_available)
+        targets = self.targets_by_replica.get(replica, [])
+        count = route.strategy.preferred_count(prefix)
+        if count is None:
+            return [target for target in targets if target in replicas.targets and is_available(target)]
+        preferred = islice(filter(is_available, replicas.ring.walk(prefix)), count)
+        return [target for target in preferred if target in targets]
 
     def could_serve(self, error: NoReplicaError, replica: str, health: HealthRegistry) -> bool:
         """Whether a replica would be eligible for the rejected request if it were not warming up."""

@@ -21,10 +21,9 @@ from typing import Final, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from routing.balancing.candidates import Candidates
-from routing.balancing.hash_ring import HashRing
+from routing.balancing.hash_ring import HashRing, shared_ring
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.residency import Residency
-from routing.balancing.shared_rings import SharedRing, shared_ring
 from routing.schema import ReplicaConfig, ReplicaState, RouterConfig
 from routing.types import PrefixHash, ReplicaId, TargetId
 
@@ -192,7 +191,7 @@ class GroupReplicas:
         self._adapter_replicas = adapter_replicas  # number of replicas that serve each adapter; None: all that have it
         self._epoch: int | None = None
         self._candidates = Candidates({}, loads, seed)
-        self._ring: SharedRing[TargetId] | None = None  # from here on: computed on first use
+        self._ring: HashRing[TargetId] | None = None  # from here on: computed on first use
         self._by_replica: dict[ReplicaId, list[TargetId]] | None = None
         self._bits: dict[TargetId, int] | None = None
         self._with_adapter: dict[str, Candidates] = {}
@@ -201,8 +200,9 @@ class GroupReplicas:
     def ring(self) -> HashRing[TargetId]:
         """Hash ring of all configured replicas."""
         if self._ring is None:
-            self._ring = shared_ring({name: target.replica.weight for name, target in self.targets.items()})
-        return self._ring.ring
+            weights = {name: target.replica.weight for name, target in self.targets.items()}
+            self._ring = shared_ring(tuple(sorted(weights.items())))
+        return self._ring
 
     def candidates(self, health: HealthRegistry, adapter: str = "") -> Candidates:
         """Targets that are active and up, with their current weights. O(replicas) after a change of health.
@@ -249,7 +249,10 @@ class GroupReplicas:
         """Compute what the next request would otherwise wait for; yields between the steps."""
         self._residency_bits()
         yield
-        yield from self.candidates(health).prepare()
+        candidates = self.candidates(health)
+        yield
+        if candidates.loads:
+            candidates.order.least_loaded()
 
     def targets_of_replica(self, replica: ReplicaId) -> list[TargetId]:
         """The targets of a replica; empty if the group does not have the replica."""
@@ -259,18 +262,6 @@ class GroupReplicas:
             for name, target in self.targets.items():
                 targets.setdefault(ReplicaId(target.replica.name), []).append(name)
         return targets.get(replica, [])
-
-    def eligible_targets(
-        self, replicas: Iterable[ReplicaId], candidates: Candidates, limit: int | None = None
-    ) -> list[list[TargetId]]:
-        """The targets among candidates, for each of the first ``limit`` replicas that have any."""
-        eligible: list[list[TargetId]] = []
-        for replica in replicas:
-            if len(eligible) == limit:
-                break
-            if targets := [name for name in self.targets_of_replica(replica) if name in candidates]:
-                eligible.append(targets)
-        return eligible
 
     def has_adapter(self, name: TargetId, adapter: str, health: HealthRegistry) -> bool:
         """Whether a target has an adapter: by its replica's configuration, else by what the replica reported."""

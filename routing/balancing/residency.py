@@ -37,10 +37,9 @@ have no age limit, and evictions by estimate only happen above the capacity that
 Cache tiers. Engines that offload KV blocks to the host's memory or to disks have more cached than their GPU cache has
 room for, which is all that they report. What was evicted here for lack of capacity is remembered for a while, and a
 response shows whether blocks that were evicted long ago were still cached. If they were, the capacity grows
-(``ReplicaBlocks.learn_capacity``); if predictions turn out wrong, it shrinks to what is left. The blocks that exceed
-the reported capacity, those used longest ago, are assumed in the lower tier, and in a cost they count as much as it
-takes to fetch them from the host's memory. With other routers the capacity does not grow, because then the blocks may
-be cached again by their requests.
+(``ReplicaBlocks.learn_capacity``); if predictions turn out wrong, it shrinks to what is left. A block in a lower tier
+counts as cached. With other routers the capacity does not grow, because then the blocks may be cached again by their
+requests.
 
 ``Reuse`` measures whether full caches are crowded: how much of their old blocks is requested again before eviction.
 """
@@ -155,7 +154,6 @@ class RequestResidency:
 
     __slots__ = (
         "_block_tokens",
-        "_branches",
         "_chain",
         "_common_hits",
         "_evicted_tokens",
@@ -169,18 +167,16 @@ class RequestResidency:
         "_previous_tail_tokens",
         "_prompt_tokens",
         "_replica",
+        "_residency",
         "_sent_s",
-        "_tables",
         "_tail",
-        "_tails",
-        "_unrecorded_hits",
         "_use",
     )
 
     def __init__(
         self,
+        residency: Residency,
         replica: ReplicaBlocks,
-        tables: ReplicaBlockTables,
         chain: Chain,
         hits: tuple[int, int],
         known: tuple[int, int],
@@ -189,15 +185,13 @@ class RequestResidency:
         is_checked: bool,
         prompt_tokens: int,
         block_tokens: int,
-        tails_and_branches: tuple[TailReuse, Branches],
         tail: BlockRun | None,
         previous_tail: BlockRun | None,
-        unrecorded_hits: UnrecordedHits,
         common_hits: ShareByTokens | None,
         evicted_tokens: int | None,
     ) -> None:
+        self._residency = residency
         self._replica = replica
-        self._tables = tables
         self._chain = chain
         self._hit_blocks, self._hit_tokens = hits  # all further blocks are new at the replica
         self._known_blocks, self._known_tokens = known  # first blocks whose tokens an engine has reported
@@ -207,11 +201,9 @@ class RequestResidency:
         self._is_checked = is_checked  # that part has been prefilled
         self._prompt_tokens = prompt_tokens  # estimated by the mean ratio of the model
         self._block_tokens = block_tokens  # of each block, by the same ratio
-        self._tails, self._branches = tails_and_branches
         self._tail = tail  # its own; None where tails are not used yet
         self._previous_tail = previous_tail  # of the prompt that this one continues, if any
         self._previous_tail_tokens = tail_tokens(previous_tail) if previous_tail is not None else 0
-        self._unrecorded_hits = unrecorded_hits
         self._common_hits = common_hits  # None: the replica is not the prompt's common replica
         self._evicted_tokens = evicted_tokens  # since the first new block was, above the capacity; None: it was not
 
@@ -265,7 +257,7 @@ class RequestResidency:
 
     def _learn_tokens(self, prompt_tokens: int) -> int:
         """Learn the tokens of blocks whose tokens were not known; the tokens after the prompt's last whole block."""
-        chain, index, block_tokens = self._chain, self._tables.index, self._block_tokens
+        chain, index, block_tokens = self._chain, self._residency.index, self._block_tokens
         at, tokens = self._known_blocks, self._known_tokens
         run = index.whole_run(chain, at)
         while run is not None and run.is_learned:  # another response has reported them meanwhile
@@ -277,7 +269,7 @@ class RequestResidency:
             return 0
         scale = min(max(reported / estimate, 1 / MAX_SCALE), MAX_SCALE)
         while run is not None:
-            self._tables.set_tokens(run, int(scale * run.length * block_tokens))
+            self._residency.replicas.set_tokens(run, int(scale * run.length * block_tokens))
             at += run.length
             run = index.whole_run(chain, at)
         return reported * max(0, self._prompt_tokens - len(chain) * block_tokens) // estimate
@@ -311,7 +303,7 @@ class RequestResidency:
         """Learn whether the engine still had blocks that were evicted here; whether it had."""
         replica, unrecorded = self._replica, prompt_tokens - self._hit_tokens
         is_found = cached_tokens - self._hit_tokens > FOUND_RATIO * min(unrecorded, RUN_TOKENS)
-        if replica.on_response is None and not self._unrecorded_hits.has_other_routers:
+        if replica.on_response is None and not self._residency.unrecorded_hits.has_other_routers:
             replica.learn_capacity(is_found, evicted_tokens)
         return is_found
 
@@ -322,7 +314,7 @@ class RequestResidency:
         if tokens < MIN_TOKENS + MIN_PART * recorded:
             return
         margin = MARGIN_TOKENS if recorded else 0
-        self._unrecorded_hits.learn(tokens, cached_tokens - recorded - margin, self._common_hits)
+        self._residency.unrecorded_hits.learn(tokens, cached_tokens - recorded - margin, self._common_hits)
 
     def set_tail(self, prompt_tokens: int, generated_tokens: int | None) -> None:
         """Set the tokens of the prompt's own tail, from a response that does not report cached tokens."""
@@ -338,22 +330,22 @@ class RequestResidency:
         if generated_tokens is not None:
             replica.uses_tails = True
         if tail is not None:
-            self._tables.set_tokens(tail, rest_tokens + (generated_tokens or 0))
+            self._residency.replicas.set_tokens(tail, rest_tokens + (generated_tokens or 0))
         if not 0 < self._hit_blocks < len(self._chain) or cached_tokens < PREFIX_RATIO * self._hit_tokens:
             return
         extra_tokens, previous = cached_tokens - self._hit_tokens, self._previous_tail
         if previous is None:
             last_hit = self._chain[self._hit_blocks - 1]
-            self._branches.learn(last_hit, extra_tokens, self._hit_tokens, self._block_tokens)
+            self._residency.branches.learn(last_hit, extra_tokens, self._hit_tokens, self._block_tokens)
         elif self._previous_tail_tokens >= MIN_TAIL_TOKENS:
-            self._tails.learn(extra_tokens / self._previous_tail_tokens)
+            self._residency.tails.learn(extra_tokens / self._previous_tail_tokens)
             if extra_tokens > MIN_REPLACED_RATIO * self._previous_tail_tokens:
                 replica.drop(previous)
 
     def restore_tail(self, tokens: int) -> None:
         """Set the tokens of the prompt's tail, which a snapshot has."""
         if self._tail is not None:
-            self._tables.set_tokens(self._tail, tokens)
+            self._residency.replicas.set_tokens(self._tail, tokens)
 
     def roll_back(self) -> None:
         """The prompt was never prefilled: remove its new blocks that no other prompt has used since."""
@@ -398,11 +390,9 @@ class Match:
     __slots__ = (
         "_branches",
         "_chain",
-        "_path",
         "_tables",
         "branch_tokens",
         "common_key_at",
-        "has_tiers",
         "levels",
         "reuse_ratio",
         "surplus_tokens",
@@ -425,8 +415,6 @@ class Match:
         self.levels = levels  # the shortest prefix first
         self.surplus_tokens = surplus_tokens  # of the longest prefix, above the estimate by the model's mean ratio
         self.reuse_ratio = reuse_ratio  # ``Reuse.ratio`` of the residency
-        self.has_tiers = False  # whether some replica may have blocks in a lower cache tier
-        self._path: list[BlockRun] = []
         self.common_key_at: int | None = None  # as of ``BlockIndex.common_key_at``; None: there are no other routers
         self.tail_mask = 0  # replicas with the longest cached prefix and its tail
         self.tail_tokens = 0  # expected cached tokens after that prefix, at these replicas
@@ -456,18 +444,6 @@ class Match:
         replica, tokens = self._tables.replica_of(bit), max(0, min(tokens, prompt_tokens))
         return tokens if replica is None else tokens - tokens % replica.engine_block_tokens
 
-    def set_tiers(self, path: list[BlockRun]) -> None:
-        """Let ``fetch_tokens`` look up where the runs of the prompt are."""
-        self.has_tiers, self._path = True, path
-
-    def fetch_tokens(self, bit: int, rate: float, fetch_s: float, fetch_tokens_per_s: float) -> int:
-        """Prefill that takes as long at ``rate`` tokens/s as fetching the cached prefix from a lower cache tier."""
-        replica = self._tables.replica_of(bit) if self.has_tiers else None
-        if replica is None or replica.capacity_ratio <= 1.0:
-            return 0
-        tokens = replica.slow_tokens(self._path)
-        return min(tokens, int(rate * (fetch_s + tokens / fetch_tokens_per_s))) if tokens else 0
-
 
 def _learned_part(path: list[BlockRun]) -> tuple[int, int]:
     """Blocks and tokens of a prompt's first runs whose tokens an engine has reported."""
@@ -493,8 +469,8 @@ class Residency:
         self.block_tokens = block_tokens  # of each block of a chain
         self._max_entries = max_entries
         self._ttl_s = ttl_s
-        self._index = BlockIndex(max(1, run_tokens // block_tokens))
-        self._replicas = ReplicaBlockTables(self._index)
+        self.index = BlockIndex(max(1, run_tokens // block_tokens))
+        self.replicas = ReplicaBlockTables(self.index)
         self.reuse = Reuse()
         self.tails = TailReuse()
         self.branches = Branches()
@@ -504,12 +480,12 @@ class Residency:
 
     def __len__(self) -> int:
         """Entries, one for each run and replica that has it."""
-        return self._index.entries
+        return self.index.entries
 
     @property
     def runs(self) -> int:
         """Distinct runs."""
-        return len(self._index)
+        return len(self.index)
 
     # --- replicas ---
 
@@ -518,17 +494,17 @@ class Residency:
     ) -> ReplicaBlocks:
         """Add a replica, initially without blocks, or change its sizes; None if the engine has not reported them."""
         tokens = DEFAULT_TOKENS if capacity_tokens is None else capacity_tokens
-        replica = self._replicas.add(target, tokens)
+        replica = self.replicas.add(target, tokens)
         replica.reported_tokens, replica.engine_block_tokens = capacity_tokens, engine_block_tokens or 1
         return replica
 
     def replica(self, target: TargetId) -> ReplicaBlocks | None:
         """The estimated blocks of a replica; None if it was not added."""
-        return self._replicas.by_target.get(target)
+        return self.replicas.by_target.get(target)
 
     def forget_all_but(self, targets: Iterable[TargetId]) -> None:
         """Remove all other replicas."""
-        self._replicas.remove_all_but(targets)
+        self.replicas.remove_all_but(targets)
 
     # --- prompts ---
 
@@ -537,23 +513,21 @@ class Residency:
 
         ``block_tokens``: estimated tokens of a block whose tokens are not known; None: the residency's default.
         """
-        levels = self._index.levels(chain)
+        levels = self.index.levels(chain)
         surplus = levels[-1][2] - levels[-1][0] * (block_tokens or self.block_tokens) if levels else 0
-        match = Match(chain, levels, self.branches, self._replicas, surplus, self.reuse.ratio)
-        if self._replicas.has_tiers:
-            match.set_tiers(self._index.walked)
+        match = Match(chain, levels, self.branches, self.replicas, surplus, self.reuse.ratio)
         if self.unrecorded_hits.has_other_routers:
-            match.common_key_at = self._index.common_key_at(self._max_share())
+            match.common_key_at = self.index.common_key_at(self._max_share())
         if levels and (blocks := levels[-1][0]) < len(chain):
             match.branch_tokens = self.branches.tokens(chain[blocks - 1])
-            tail = self._index.run_starting_with(tail_key(chain, blocks))
+            tail = self.index.run_starting_with(tail_key(chain, blocks))
             if tail is not None:
                 match.tail_mask, match.tail_tokens = tail.mask, int(self.tails.ratio * tail_tokens(tail))
         return match
 
     def _max_share(self) -> float:
         """Share of all prompts up to which prompts with the same prefix have the same common replica."""
-        return MAX_PREFIX_SHARE / max(1, len(self._replicas.by_target))
+        return MAX_PREFIX_SHARE / max(1, len(self.replicas.by_target))
 
     def insert(
         self,
@@ -582,12 +556,12 @@ class Residency:
         block_tokens: int | None,
         common_hits: ShareByTokens | None,
     ) -> RequestResidency:
-        replica = self._replicas.by_target.get(target) or self.add_replica(target)
+        replica = self.replicas.by_target.get(target) or self.add_replica(target)
         block_tokens = block_tokens or self.block_tokens
         self.dispatches += 1
-        path = self._index.path(chain, self._on_split, block_tokens)
+        path = self.index.path(chain, self._on_split, block_tokens)
         bit, runs = replica.bit, replica.runs
-        self._index.count_prompt(path, self._max_share())
+        self.index.count_prompt(path, self._max_share())
         new_runs = hit_blocks = hit_tokens = 0  # runs that are new at the replica, and what is before the first of them
         prefix_used_s, stale_before_s = now_s, replica.stale_before_s(now_s)
         is_checked = False
@@ -605,8 +579,6 @@ class Residency:
                 run.mask |= bit
                 replica.tokens += run.tokens
                 new_runs += 1
-        if replica.capacity_ratio > 1.0:
-            self._replicas.has_tiers = True
         evicted_tokens = replica.take_evicted(chain, hit_blocks) if new_runs else None
         known = _learned_part(path)
         tail = previous_tail = None
@@ -615,13 +587,13 @@ class Residency:
             tail = self._add_tail(replica, tail_key(chain, len(chain)), path[-1])
             path.append(tail)
         use = replica.add_use(path, now_s)
-        self._index.entries += new_runs
+        self.index.entries += new_runs
         self._evict(replica, now_s)
         if replica.caches_nothing:
             self.clear(target)
         return RequestResidency(
+            self,
             replica,
-            self._replicas,
             chain,
             (hit_blocks, hit_tokens),
             known,
@@ -630,10 +602,8 @@ class Residency:
             is_checked,
             prompt_tokens,
             block_tokens,
-            (self.tails, self.branches),
             tail,
             previous_tail,
-            self.unrecorded_hits,
             common_hits,
             evicted_tokens,
         )
@@ -645,7 +615,7 @@ class Residency:
 
         ``runs``: (blocks, tokens) of the prompt's last runs; 0 tokens if no engine has reported them.
         """
-        replica = self._replicas.by_target.get(target)
+        replica = self.replicas.by_target.get(target)
         if replica is None:
             return
         replica.uses_tails = replica.uses_tails or tail_tokens > 0
@@ -653,7 +623,7 @@ class Residency:
         for blocks, tokens in runs:
             at += blocks
             block_tokens = tokens / blocks if tokens else float(self.block_tokens)
-            self._index.path(chain[:at], self._on_split, block_tokens, is_learned=tokens > 0)
+            self.index.path(chain[:at], self._on_split, block_tokens, is_learned=tokens > 0)
         self._insert(target, chain, used_s, 0, None, None).restore_tail(tail_tokens)
 
     @property
@@ -668,15 +638,15 @@ class Residency:
 
         ``block_tokens``: of each block, if it is not in the index; None: the residency's default.
         """
-        replica = self._replicas.by_target.get(target)
+        replica = self.replicas.by_target.get(target)
         if replica is None or not chain:
             return
-        path, bit = self._index.path(chain, self._on_split, block_tokens or self.block_tokens), replica.bit
+        path, bit = self.index.path(chain, self._on_split, block_tokens or self.block_tokens), replica.bit
         for run in path:
             if not run.mask & bit:
                 run.mask |= bit
                 replica.tokens += run.tokens
-                self._index.entries += 1
+                self.index.entries += 1
         tail = self._cached_tail(replica, chain, len(chain))
         if tail is not None:
             path.append(tail)
@@ -689,7 +659,7 @@ class Residency:
         They count where they are more than the engine reports, and where it reports nothing and has evicted blocks
         (``was_full``). Otherwise they are too few, because running requests hold blocks that are not stored yet.
         """
-        replica = self._replicas.by_target.get(target)
+        replica = self.replicas.by_target.get(target)
         if replica is None:
             return
         reported, replica.is_full = replica.reported_tokens, was_full
@@ -697,53 +667,53 @@ class Residency:
         if tokens > capacity or (was_full and reported is None):
             capacity = tokens
         if capacity != replica.capacity_tokens:
-            self._replicas.add(target, capacity)
+            self.replicas.add(target, capacity)
 
     def truncate(self, target: TargetId, chain: Chain, blocks: int) -> None:
         """Record that a replica no longer has what follows the first ``blocks`` of a chain."""
-        replica = self._replicas.by_target.get(target)
-        run = self._index.run_with_block(chain, blocks) if replica is not None else None
+        replica = self.replicas.by_target.get(target)
+        run = self.index.run_with_block(chain, blocks) if replica is not None else None
         if replica is None or run is None or not run.mask & replica.bit:
             return
         if run.hashes[0] != chain[blocks]:
-            self._index.path(
+            self.index.path(
                 chain[:blocks], self._on_split, self.block_tokens
             )  # splits the run, so that its first blocks stay
-            run = self._index.run_with_block(chain, blocks) or run
+            run = self.index.run_with_block(chain, blocks) or run
         replica.evict_run(run)
 
     def evict_before(self, target: TargetId, used_s: float) -> None:
         """Evict what a replica last used before this time, except what running requests use."""
-        replica = self._replicas.by_target.get(target)
+        replica = self.replicas.by_target.get(target)
         if replica is not None:
             replica.evict_before(used_s)
 
     def clear(self, target: TargetId) -> None:
         """Record that a replica's cache is empty."""
-        replica = self._replicas.by_target.get(target)
+        replica = self.replicas.by_target.get(target)
         if replica is not None:
             replica.evict_until(inf)
 
     def _cached_tail(self, replica: ReplicaBlocks, chain: Chain, blocks: int) -> BlockRun | None:
         """The tail after the first ``blocks`` of a chain, if the replica has it."""
-        tail = self._index.run_starting_with(tail_key(chain, blocks)) if blocks else None
+        tail = self.index.run_starting_with(tail_key(chain, blocks)) if blocks else None
         return tail if tail is not None and tail.mask & replica.bit else None
 
     def _add_tail(self, replica: ReplicaBlocks, key: int, before: BlockRun) -> BlockRun:
         """Add the tail with this key, after the last run of its prompt, to a replica."""
-        tail = self._index.run_starting_with(key)
+        tail = self.index.run_starting_with(key)
         if tail is None:
             tail = Tail(key)
             tail.before = before
-            self._index.add(tail)
+            self.index.add(tail)
         if not tail.mask & replica.bit:
             tail.mask |= replica.bit
             replica.tokens += tail.tokens
-            self._index.entries += 1
+            self.index.entries += 1
         return tail
 
     def _on_split(self, head: BlockRun, tail: BlockRun) -> None:
-        for replica in self._replicas.replicas_of_mask(tail.mask):
+        for replica in self.replicas.replicas_of_mask(tail.mask):
             replica.on_split(head, tail)
 
     def _evict(self, replica: ReplicaBlocks, now_s: float) -> None:
@@ -752,9 +722,9 @@ class Residency:
         The limit holds for the entries of all replicas together.
         """
         if replica.tokens > replica.capacity:
-            excess = replica.evict_excess(MAX_EVICTED // len(self._replicas.by_target))
-            self.reuse.count_evicted(excess, self._replicas.capacity)
-        self._replicas.expire(now_s - self._ttl_s)
-        while self._index.entries > self._max_entries:
-            if (next_replica := self._replicas.next_in_turn()) and next_replica.runs:
+            excess = replica.evict_excess(MAX_EVICTED // len(self.replicas.by_target))
+            self.reuse.count_evicted(excess, self.replicas.capacity)
+        self.replicas.expire(now_s - self._ttl_s)
+        while self.index.entries > self._max_entries:
+            if (next_replica := self.replicas.next_in_turn()) and next_replica.runs:
                 next_replica.evict()

@@ -16,11 +16,14 @@ import msgspec
 from msgspec import Meta, Struct
 
 _SLACK, _BY_PREFIX = "slack_s bounds the additional wait", "affinity_groups follows the traffic of prefixes"
+_NO_FETCH = "blocks in a lower cache tier count as cached"
 REMOVED_FIELDS: Final = {  # in documents of earlier releases, with what to use instead
     "load_factor": _SLACK,
     "min_bound": _SLACK,
     "auto_replicas": f"{_BY_PREFIX}; replicas names a group's own",
     "share_half_life": _BY_PREFIX,
+    "fetch_s": _NO_FETCH,
+    "fetch_tokens_per_s": _NO_FETCH,
 }
 
 _forms = {  # reasons for people, by msgspec's reason

@@ -170,12 +170,6 @@ class CostSettings(ResidencySettings, frozen=True):
             "Highest weight of this request's own uncached tokens relative to tokens already queued at the replica.",
         ),
     ] = 2.0
-    fetch_s: Annotated[
-        float, number("seconds", 0.0, 60.0, "Time until a fetch from a lower cache tier (host memory, disk) begins.")
-    ] = 0.010
-    fetch_tokens_per_s: Annotated[
-        float, number("tokens/s", 100.0, 1e9, "Cached tokens that are fetched from a lower cache tier per second.")
-    ] = 75_000.0
 
 
 class LowestCostSettings(CostSettings, tag="lowest_cost", frozen=True):

@@ -52,7 +52,7 @@ from routing.balancing.hash_ring import HashRing
 from routing.balancing.load_tracker import Load
 from routing.balancing.replicas import GroupReplicas
 from routing.balancing.residency import HIT_WEIGHT, Match, Residency, ShareByTokens, UnrecordedHits
-from routing.balancing.strategies.holders import MAX_COMPARED, MAX_HOLDERS, bits_of, shortlist
+from routing.balancing.strategies.holders import MAX_COMPARED, shortlist
 from routing.balancing.strategies.strategy import Estimate, Keys, Strategy
 from routing.schema import CostSettings
 from routing.types import PrefixHash, Reason, TargetId
@@ -137,14 +137,13 @@ class CostQuery:
 class CostRule:
     """Chooses the least cost. Speed is the measured prefill rate if ``by_rate`` (costs in seconds), else the weight."""
 
-    __slots__ = ("_hits", "alpha", "base_price", "by_rate", "fetch_s", "fetch_tokens_per_s", "ring")
+    __slots__ = ("_hits", "alpha", "base_price", "by_rate", "ring")
 
     def __init__(
         self, ring: HashRing[TargetId], settings: CostSettings, *, by_rate: bool, hits: UnrecordedHits | None = None
     ) -> None:
         self.ring = ring
         self._hits = hits  # at common replicas; None: there are none
-        self.fetch_s, self.fetch_tokens_per_s = settings.fetch_s, settings.fetch_tokens_per_s  # of a lower cache tier
         self.alpha = settings.alpha  # highest price of a token to prefill, relative to a queued token
         self.base_price = min(1.0, settings.alpha)  # its price where prefilling costs no other request anything
         self.by_rate = by_rate
@@ -154,7 +153,7 @@ class CostRule:
 
         Gives the same result as ``choose``, without a list of candidates and without the key.
         """
-        if self.by_rate or not match.levels or match.common_key_at is not None or match.has_tiers:
+        if self.by_rate or not match.levels or match.common_key_at is not None:
             return None
         member = candidates.by_bit.get(match.levels[-1][1] & candidates.mask)
         if member is None:
@@ -162,9 +161,9 @@ class CostRule:
         hit_tokens = match.longest_tokens(member.bit, prompt_tokens)
         uncached = prompt_tokens - hit_tokens
         cost = queued_work(member.load, candidates.now_s()) + self.base_price * uncached
-        if self._tie_limit(cost / member.weight, member, uncached) >= self._least_without_prefix(
-            match, prompt_tokens, candidates
-        ):
+        next_tokens = match.levels[-2][2] if len(match.levels) > 1 else 0
+        least_of_others = self.base_price * (prompt_tokens - next_tokens) / candidates.greatest_weight  # if one is idle
+        if self._tie_limit(cost / member.weight, member, uncached) >= least_of_others:
             return None
         if candidates.recent.excess(member) > 0:
             return None
@@ -311,8 +310,6 @@ class CostRule:
                     break
             if bit == common_bit:
                 uncached -= int(counted_ratio * uncached)
-            if match.has_tiers:
-                uncached += match.fetch_tokens(bit, rate, self.fetch_s, self.fetch_tokens_per_s)
             if uncached < 0:  # noqa: PLR1730 -- the estimated length fell short, which is too rare to call max for
                 uncached = 0
             work = STEP_S * rate * load.running
@@ -337,9 +334,6 @@ class CostRule:
 
     def _compare(self, query: CostQuery) -> tuple[list[Candidate], list[float]]:
         """Candidates and their costs, the least of all among them."""
-        members, costs = self._compare_holders(query)
-        if members:
-            return members, costs
         members = query.candidates.members
         if len(members) > MAX_COMPARED:
             members = self._shortlist(query)
@@ -350,33 +344,6 @@ class CostRule:
         preferred = query.preferred
         chosen = shortlist(query.match, query.key, query.candidates, allowed)
         return chosen if preferred is None else [*chosen, query.candidates.by_name[preferred]]
-
-    def _least_without_prefix(self, match: Match, prompt_tokens: int, candidates: Candidates) -> float:
-        """The least possible cost of a candidate without the longest cached prefix: idle, and at the base price."""
-        next_tokens = match.levels[-2][2] if len(match.levels) > 1 else 0
-        return self.base_price * (prompt_tokens - next_tokens) / candidates.greatest_weight
-
-    def _compare_holders(self, query: CostQuery) -> tuple[list[Candidate], list[float]]:
-        """The few holders of the longest cached prefix, with costs at the base price; empty if others may cost less.
-
-        A higher price only raises the costs of other candidates more. Holders of equal weight stay in the same order,
-        and if all candidates are holders, there are no others.
-        """
-        match, prompt_tokens, candidates = query.match, query.prompt_tokens, query.candidates
-        holders = match.levels[-1][1] & candidates.mask if match.levels else 0
-        count = holders.bit_count()
-        if not 1 < count <= MAX_HOLDERS or self.by_rate or not candidates.has_equal_weights or query.expected_ratio:
-            return [], []
-        if match.has_tiers:
-            return [], []
-        by_bit, now_s, weight = candidates.by_bit, candidates.now_s(), candidates.greatest_weight
-        members = [by_bit[bit] for bit in bits_of(holders)]
-        uncached = max(0, prompt_tokens - match.levels[-1][2])  # the same for all of them
-        costs = [(queued_work(member.load, now_s) + self.base_price * uncached) / weight for member in members]
-        least_cost = min(costs)
-        limit = self._tie_limit(least_cost, members[costs.index(least_cost)], uncached)
-        is_enough = holders == candidates.mask or limit < self._least_without_prefix(match, prompt_tokens, candidates)
-        return (members, costs) if is_enough else ([], [])
 
     def _tie_limit(self, least_cost: float, member: Candidate, uncached: int) -> float:
         """The cost up to which others count as equal to the least, at a member that would prefill ``uncached``."""

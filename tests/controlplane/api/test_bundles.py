@@ -152,8 +152,8 @@ def test_policies_are_published_with_the_reason_unless_they_are_active(api, expo
 @pytest.mark.parametrize(
     ("stored", "change"),
     [
-        ({"strategy": "lowest_cost", "alpha": 1.5}, {"fetch_s": 0.5}),  # without a new setting
-        ({"strategy": "prefix_hash", "load_factor": 1.25, "min_bound": 8}, {"slack_s": 5.0}),  # with removed ones
+        ({"strategy": "lowest_cost", "alpha": 1.5, "fetch_s": 0.5}, {"alpha": 1.0}),  # with a removed one
+        ({"strategy": "prefix_hash", "load_factor": 1.25, "min_bound": 8}, {"slack_s": 5.0}),  # and without a new one
     ],
 )
 def test_settings_that_an_earlier_release_stored_or_exported_are_active_still(api, exported, policy, stored, change):

@@ -31,8 +31,6 @@ def test_a_new_pool_has_an_active_policy(policy):
     assert create_pool("another", models=["other"]).policies.get().live().settings == {
         "strategy": "lowest_cost",
         "alpha": 2.0,
-        "fetch_s": 0.01,
-        "fetch_tokens_per_s": 75_000.0,
     }
 
 

@@ -1,4 +1,4 @@
-"""The estimated capacity follows what engines with lower cache tiers still have, and a fetch has its price."""
+"""The estimated capacity follows what engines with lower cache tiers still have."""
 
 from __future__ import annotations
 
@@ -120,26 +120,6 @@ def test_what_is_remembered_of_evicted_blocks_is_bounded(monkeypatch: pytest.Mon
 
     assert max(remembered) <= 30
     assert min(remembered[100:]) >= 15
-
-
-def test_a_fetch_costs_its_time_and_never_more_than_prefill() -> None:
-    rig = Rig(8 * GPU_BLOCKS)
-    rig.run(800, 8 * GPU_BLOCKS // PROMPT)
-    by_use = list(rig.engine.cached)
-    offloaded, latest = by_use[len(by_use) // 2], by_use[-1]
-    tokens = PROMPT * BLOCK
-
-    def fetch_tokens(number: int, rate: float, fetch_s: float = 0.010, fetch_rate: float = 75_000.0) -> int:
-        match = rig.residency.match([number * 1000 + at for at in range(PROMPT)])
-        return match.fetch_tokens(rig.replica.bit, rate, fetch_s, fetch_rate)
-
-    assert fetch_tokens(latest, 8000.0) == 0
-    fetched = fetch_tokens(offloaded, 8000.0)
-    assert 0 < fetched <= int(8000.0 * (0.010 + tokens / 75_000.0))
-    assert fetch_tokens(offloaded, 8000.0, fetch_s=0.020) == fetched + 80
-    assert fetch_tokens(offloaded, 8000.0, fetch_s=0.0, fetch_rate=1e9) == 0
-    assert fetch_tokens(offloaded, 1e9) <= tokens
-    assert rig.residency.match([1, 2, 3]).fetch_tokens(rig.replica.bit, 8000.0, 0.010, 75_000.0) == 0
 
 
 @pytest.mark.plain_python(reason="It sets a constant.")

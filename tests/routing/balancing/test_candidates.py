@@ -24,7 +24,7 @@ def test_sums_after_exclusion_cover_the_remaining_candidates(tracker) -> None:
     whole = Candidates(WEIGHTS, tracker)
     remaining = whole.without({A})
 
-    assert (set(remaining), remaining.order.running, remaining.weight) == ({B, C}, 1, 2.5)
+    assert (set(remaining), remaining.order.busy_ratio) == ({B, C}, 0.5)
     assert remaining.without({B}).unfiltered is whole
 
 
@@ -32,7 +32,7 @@ def test_a_subset_keeps_order_weights_and_bits(tracker) -> None:
     some = Candidates(WEIGHTS, tracker, bits={A: 1, B: 2, C: 4}, shares={C: 0.25}).subset([C, A])
 
     assert [(it.target, it.weight, it.bit, it.share) for it in some.members] == [(C, 0.5, 4, 0.25), (A, 1.0, 1, 1.0)]
-    assert (some.mask, some.greatest_weight, some.has_equal_weights) == (5, 1.0, False)
+    assert (some.mask, some.greatest_weight) == (5, 1.0)
     assert some.by_bit[4] is some.by_name[C]
 
 
@@ -63,7 +63,7 @@ def test_sums_are_correct_after_more_changes_than_the_journal_keeps() -> None:
         tracker.dispatch(A, 1).end()
     tracker.dispatch(B, 1)
 
-    assert candidates.order.running == 1
+    assert candidates.order.busy_ratio == 0.25
 
 
 @pytest.mark.parametrize("weight", [1e-20, 5e-324])

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from routing.balancing.hash_ring import HashRing
-from routing.balancing.shared_rings import shared_ring
+from routing.balancing.hash_ring import HashRing, shared_ring
 from routing.schema.ring import points_of
 from routing.types import PrefixHash, ReplicaId
 from tests.routing.building import names
@@ -152,8 +151,8 @@ def test_a_ring_of_heavy_replicas_is_no_larger_than_one_of_light_ones() -> None:
 
 
 def test_a_ring_is_shared_between_users() -> None:
-    one, same = shared_ring({A: 1.0, B: 2.0}), shared_ring({B: 2.0, A: 1.0})
-    other = shared_ring({A: 1.0, B: 1.0})
+    one, same = shared_ring(((A, 1.0), (B, 2.0))), shared_ring(((A, 1.0), (B, 2.0)))
+    other = shared_ring(((A, 1.0), (B, 1.0)))
 
     assert one is same
     assert one is not other

@@ -184,7 +184,7 @@ def test_groups_over_the_same_replicas_share_their_loads() -> None:
     decisions = [placement.decide(request(group=group), HealthRegistry()) for group in (None, "support", "batch")]
 
     assert {id(decision.candidates) for decision in decisions} == {id(decisions[0].candidates)}
-    assert decisions[2].candidates.order.running == 1
+    assert decisions[2].candidates.loads[A].running == 1
 
 
 # --- agreement and changes of configuration ----------------------------------------------------------
