@@ -567,7 +567,7 @@ def _warnings_of_route(route: Route) -> Iterator[DraftWarning]:
             "Publishing makes nothing worse: its requests get 503 with any policy.",
             "Add or activate a replica on the fleet page.",
         )
-    if isinstance(settings, schema.TieredSettings) and 2 <= active <= settings.replicas:
+    if 2 <= active <= getattr(settings, "replicas", 0):
         yield DraftWarning(
             "prefixes-on-all-replicas",
             "replicas",

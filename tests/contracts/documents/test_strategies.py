@@ -11,9 +11,10 @@ import pytest
 
 import routing.balancing.strategies
 from routing.balancing.strategies.registry import STRATEGIES
-from routing.schema import Settings, load_settings
+from routing.schema import LowestCostSettings, PolicySettings, Settings, load_settings
 
 FOLDER = Path(routing.balancing.strategies.__file__).parent
+ROOT = Path(__file__).parents[3]
 SECTIONS = ["What it does", "When to use it", "Settings", "What it costs"]
 every_strategy = pytest.mark.parametrize("settings", get_args(Settings), ids=lambda settings: settings.name)
 
@@ -43,8 +44,24 @@ def described(field: msgspec.inspect.Field) -> tuple[str, str, str]:
     return unit, f"{kind.ge:g} to {kind.le}".removesuffix(".0"), str(field.default)
 
 
+def leaves(kind: type) -> set[type]:
+    """The classes derived from one, without those that others derive from."""
+    return set().union(*(leaves(derived) for derived in kind.__subclasses__())) or {kind}
+
+
 def test_every_settings_type_has_its_strategy() -> None:
-    assert set(STRATEGIES) == set(get_args(Settings))
+    assert set(STRATEGIES) == set(get_args(Settings)) == leaves(PolicySettings)
+
+
+def test_no_other_part_names_a_strategy() -> None:
+    """What other parts need to know of a strategy is an attribute of its settings or a method of its class."""
+    names = {settings.__name__ for settings in get_args(Settings)} - {LowestCostSettings.__name__}  # the default
+    used = re.compile(rf"\b({'|'.join(sorted(names))})\b")
+    schema = {ROOT / "routing/schema/strategies.py", ROOT / "routing/schema/__init__.py"}
+    modules = {path for package in ("routing", "controlplane", "telemetry") for path in (ROOT / package).rglob("*.py")}
+
+    assert len(modules) > 300
+    assert [str(path) for path in modules - schema if path.parent != FOLDER and used.search(path.read_text())] == []
 
 
 @every_strategy
