@@ -1,4 +1,4 @@
-"""What each part of ``lowest_cost`` saves: ``python -m tests.benchmarks ablate [--quick] [--trace FILE]``.
+"""What each part of ``lowest_cost`` saves: ``python -m tests.benchmarks ablate [--quick] [--seeds N] [--trace FILE]``.
 
 Replays in virtual time of seeded workloads, and of given traces, over 8 replicas: by the rule as it is, and with each
 learnt or tuned part switched off, one at a time and all. Behind 1 router, and behind 4 that share nothing. Figures are
@@ -8,7 +8,7 @@ TTFT is without each part, where that is most, and in the geometric mean of all;
 ``routing/balancing/strategies/README.md``.
 
 A part without which neither mean nor p99 is 2 % longer anywhere is not worth its code. The interpreted router only:
-parts are switched off by replacing constants and methods.
+parts are switched off by replacing constants and methods. One process; 200 s of CPU time for each seed.
 """
 
 from __future__ import annotations
@@ -126,12 +126,18 @@ class Ratios:
 def main(argv: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks ablate")
     parser.add_argument("--quick", action="store_true", help="one seed and fewer requests")
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        default=len(SEEDS),
+        help="seeds of each workload, 200 s of CPU each (default %(default)s)",
+    )
     parser.add_argument("--trace", type=Path, action="append", default=[], help="also a trace in Mooncake's format")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these workloads; the name of a trace is its path")
     options = parser.parse_args(argv)
     if is_compiled():
         raise SystemExit("parts can only be switched off in the interpreted router")
-    seeds, requests = (QUICK_SEEDS, QUICK_REQUESTS) if options.quick else (SEEDS, REQUESTS)
+    seeds, requests = (QUICK_SEEDS, QUICK_REQUESTS) if options.quick else (range(1, options.seeds + 1), REQUESTS)
     found: dict[tuple[str, int], dict[str, Ratios]] = {}
     print(f"{'without':<33} {'mean TTFT':>15} {'p99':>8} {'hits':>8} {'load':>8}")
     for name in options.only or [*map(str, options.trace), *WORKLOADS]:
