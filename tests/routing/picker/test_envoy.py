@@ -327,3 +327,12 @@ async def test_the_picker_responds_itself_where_no_replica_is_needed(gateway: Ga
     async with gateway.http.get(f"{base}/v1/models") as models, gateway.http.get(f"{base}/nothing") as missing:
         listed = await models.json()
         assert (models.status, [card["id"] for card in listed["data"]], missing.status) == (200, ["tiny"], 404)
+
+
+async def test_malformed_bodies_and_unknown_models_are_rejected_by_the_picker(gateway: Gateway) -> None:
+    malformed, _, body = await gateway.chat(b'{"model": "tiny", "messages": [')
+    unknown, _, text = await gateway.chat(chat_body(model="nobody's"))
+
+    assert (malformed, json.loads(body)["error"]["code"]) == (400, 400)
+    assert (unknown, json.loads(text)["error"]["param"]) == (404, "model")
+    assert not any(replica.calls for replica in gateway.replicas)

@@ -104,3 +104,15 @@ async def test_a_request_without_a_valid_parent_starts_a_trace_without_the_clien
     assert server.parent_id == ""
     assert picked.fields["traceparent"] == f"00-{server.trace_id}-{client.span_id}-01"
     assert "tracestate" in picked.removed
+
+
+async def test_a_rejected_request_has_only_a_server_span_with_its_status(collector: OtlpReceiver) -> None:
+    async with picking(fleet()) as (_, channel):
+        stream = EnvoyStream(channel)
+        picked = await stream.request(headers=[SAMPLED], subset=[])
+        assert picked.status == 503
+        await stream.end()
+
+    (server,) = collector.spans
+    assert server.attributes["http.response.status_code"] == 503
+    assert (server.attributes["warmpath.outcome"], server.is_error) == ("router_error", True)
