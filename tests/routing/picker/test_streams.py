@@ -32,6 +32,7 @@ from routing.schema import (
     RouterConfig,
 )
 from routing.settings import STATE_URL
+from routing.sharing import exchange, transports, view
 from routing.types import TargetId
 from tests.fakes.certificates import Authority
 from tests.fakes.replica import FakeReplica, fake_replicas, sse
@@ -573,6 +574,13 @@ async def test_a_picker_and_a_router_follow_each_others_prompts_and_loads(
     valkey: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(STATE_URL, f"unix://{urlsplit(valkey).path}")
+    for module, name in (
+        (view, "SILENT_S"),
+        (exchange, "SILENT_S"),
+        (transports, "CONNECT_S"),
+        (transports, "REPLACE_S"),
+    ):
+        monkeypatch.setattr(module, name, 1000.0)  # a busy machine may stall for seconds
     async with fake_replicas(6) as six:
         shared, by_name = config(six, settings=LowestCostSettings()), {it.name: endpoint(it) for it in six}
         async with routed(shared) as router, picking(shared) as (picker, channel), asyncio.timeout(DEADLINE_S):
@@ -582,18 +590,19 @@ async def test_a_picker_and_a_router_follow_each_others_prompts_and_loads(
             found: list[list[str]] = []
             for number in range(8):
                 body, stream = chat_body(text=f"Prompt {number}. " * 500), EnvoyStream(channel)
-                known = {harness: view.placed for harness, view in views.items()}
+                known = {harness: shared.placed for harness, shared in views.items()}
                 turns, chosen = ((router, picker), (picker, router))[number % 2], []
                 for harness in turns:
                     if harness is router:
                         chosen.append(by_name[(await router.chat(body)).replica])
                     else:
                         chosen.append((await stream.request(body)).endpoints[0])
-                    while views[turns[1]].placed == known[turns[1]]:  # what the first one has sent
-                        await asyncio.sleep(0.005)
+                        await stream.response(b"{}")
+                        await stream.end()
+                    loads = [turns[1].router.balancer.loads.load(TargetId(name)) for name in by_name]
+                    while views[turns[1]].placed == known[turns[1]] or any(load.running for load in loads):
+                        await asyncio.sleep(0.005)  # until the second one knows what the first one has sent
                 found.append(chosen)
-                await stream.response(b"{}")
-                await stream.end()
             busy = TargetId(six[0].name)
             picker.router.balancer.loads.dispatch(busy, 1000)
             while not router.router.balancer.loads.load(busy).remote_running:
