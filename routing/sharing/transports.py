@@ -169,7 +169,7 @@ class WorkerTransport:
         self.reaches_routers, self.max_bytes = False, MAX_DATAGRAM_BYTES
         self.errors: Counter[str] = Counter()
         self._receiving, self._sending, self._is_running = receiving, sending, is_running
-        self._buffer = memoryview(bytearray(QUEUE_BYTES))
+        self._buffer = memoryview(bytearray(2 * QUEUE_BYTES))  # the kernel doubles it, which bounds a datagram
         self._on_message: OnMessage | None = None  # None: this does not read
 
     def join(self, channel: bytes, on_message: OnMessage) -> None:  # noqa: ARG002 - messages of others cannot be opened

@@ -37,11 +37,12 @@ SILENT_S: Final = 1.0
 PROGRESS_S: Final = 0.1  # of prefill, at the target's measured rate
 REPUBLISH_S: Final = 10.0  # the blocks of a prompt that were published within this time are not published again
 MAX_PUBLISHED: Final = 8192  # prompts that are remembered as published, and as many before them
-MAX_PEERS: Final = 64  # remembered; beyond that the one that was silent for longest is forgotten
+MAX_PEERS: Final = 256  # processes that are remembered; beyond that the one that was silent for longest is forgotten
+MAX_SILENT: Final = 64  # of these: the silent ones
 HASH_BYTES: Final = 8
 MAX_HASHES_BYTES: Final = HASH_BYTES * 2048  # of the longest chain
 PLACED_BYTES: Final = 32  # of a prompt in an update, besides its hashes
-ANSWER_S: Final = 5.0  # how long a router waits for an answer
+ANSWER_S: Final = 5.0  # how long a router waits for an answer, or the next part of it
 ANSWER_PERIOD_S: Final = 1.0  # between two answers of one router
 MAX_ANSWER_BYTES: Final = 128 << 10  # of an update, and of one replica's prompts: about a million tokens
 RESTORED_AT_ONCE: Final = 16  # prompts of an answer that a router records every period, which takes milliseconds
@@ -183,8 +184,8 @@ class SharedView:
         self.identity = b""  # of this router's process
         self._heard: list[tuple[TargetId, Chain, int]] | None = None  # since this router waits for an answer
         self._waits_until_s = inf  # for an answer; infinite: nothing was heard of a peer yet
-        self._asking: list[bytes] = []  # routers that this one is to answer
-        self._unanswered: list[TargetId] = []  # what the first of these was not sent yet
+        self._asking = b""  # the router that this one answers
+        self._unanswered: list[TargetId] = []  # replicas whose prompts it was not sent yet
         self._answer_at_s = -inf  # not before
         self._restoring: Iterator[int] = iter(())  # records the prompts of an answer
         self.lost = 0  # updates of peers that never arrived
@@ -224,10 +225,8 @@ class SharedView:
         self._sum(changed)
         if update.is_whole:
             peer.asks = update.asks
-            if peer.asks and not peer.is_answered and self._answers(identity):
-                peer.is_answered = True
-                self._asking.append(identity)
         if update.answer is not None and update.answer[0] == self.identity and self._heard is not None:
+            self._waits_until_s = now_s + ANSWER_S
             self._restoring = itertools.chain(self._restoring, self._restored(update.answer[1], now_s))
         return True
 
@@ -252,12 +251,14 @@ class SharedView:
 
     def answer(self, now_s: float, max_bytes: int) -> Update | None:
         """The next part of an answer to a router that asked; None if there is none to be sent now."""
+        waiting = [known for known, peer in self.peers.items() if peer.asks and peer.is_counted]
+        if self._asking not in waiting:
+            self._unanswered = []
         if not self._unanswered:
-            self._asking = [
-                identity for identity in self._asking if identity in self.peers and self.peers[identity].asks
-            ]
-            if not self._asking or now_s < self._answer_at_s:
+            asking = [known for known in waiting if not self.peers[known].is_answered and self._answers(known)]
+            if not asking or now_s < self._answer_at_s:
                 return None
+            self._asking, self.peers[asking[0]].is_answered = asking[0], True
             self._unanswered, self._answer_at_s = sorted(self._targets), now_s + ANSWER_PERIOD_S
         cached: list[tuple[str, bytes]] = []
         free_bytes = max_bytes = min(max_bytes, MAX_ANSWER_BYTES)
@@ -269,8 +270,7 @@ class SharedView:
             free_bytes -= len(uses)
             cached.append((name, uses))
             self._unanswered.pop()
-        identity = self._asking[0] if self._unanswered else self._asking.pop(0)
-        return Update(False, {}, [], answer=(identity, cached))
+        return Update(False, {}, [], answer=(self._asking, cached))
 
     def _answers(self, asking: bytes) -> bool:
         """Whether this router has the lowest identity, of those that do not ask themselves if there are any."""
@@ -311,8 +311,9 @@ class SharedView:
                 self._sum(peer.loads)
 
     def _add(self, identity: bytes) -> Peer:
-        if len(self.peers) >= MAX_PEERS:
-            longest_silent = min(self.peers, key=lambda known: self.peers[known].seen_s)
+        silent = [known for known, peer in self.peers.items() if not peer.is_counted]
+        if len(self.peers) >= MAX_PEERS or len(silent) >= MAX_SILENT:
+            longest_silent = min(silent or self.peers, key=lambda known: self.peers[known].seen_s)
             peer = self.peers.pop(longest_silent)
             self._sum(peer.loads)
         peer = self.peers[identity] = Peer()

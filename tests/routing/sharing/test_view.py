@@ -18,6 +18,7 @@ from routing.sharing.view import (
     ANSWER_S,
     HASH_BYTES,
     MAX_PEERS,
+    MAX_SILENT,
     PLACED_BYTES,
     REPUBLISH_S,
     SILENT_S,
@@ -304,6 +305,16 @@ def test_the_number_of_remembered_peers_is_bounded() -> None:
     assert router.seen(A) == (MAX_PEERS, 5 * MAX_PEERS)
 
 
+def test_the_number_of_remembered_silent_peers_is_bounded() -> None:
+    router = Router()
+    for number in range(3 * MAX_SILENT):
+        router.now_s += 2 * SILENT_S
+        router.view.expire(router.now_s)
+        router.view.apply(number.to_bytes(8), 1, Update(True, {"a": (1, 5)}, []), router.now_s)
+
+    assert (len(router.view.peers), router.view.counted) == (MAX_SILENT, 1)
+
+
 def joining(*peers: Router) -> Router:
     """A router that joins these, each of which hears that it asks."""
     new = Router(started_s=5_000.0)
@@ -371,6 +382,37 @@ def test_answers_are_bounded_in_bytes_and_frequency() -> None:
     assert len(sizes) == 2, "the latest prompts of each replica"
     assert only.view.answer(ANSWER_PERIOD_S - 0.1, 4000) is None
     assert only.view.answer(ANSWER_PERIOD_S, 4000).answer[0] == b"x"
+
+
+def test_an_answer_ends_with_the_wait_for_it_and_prolongs_that() -> None:
+    [only] = fleet(b"a")
+    only.send(A, 100, chain(1, 20))
+    only.send(B, 100, chain(2, 20))
+    new = joining(only)
+    first = only.view.answer(0.0, 300)
+    new.now_s += ANSWER_S - 0.1
+    new.view.apply(b"a", 101, first, new.now_s)
+    new.now_s += ANSWER_S - 0.1
+    new.view.apply(b"a", 102, Update(True, {}, []), new.now_s)
+
+    assert new.view.asks
+    only.view.apply(b"new", 2, Update(True, {}, []), 0.1)
+    assert only.view.answer(0.1, 300) is None, "nobody waits for the other replica's prompts"
+
+
+def test_asks_that_are_repeated_or_of_routers_that_are_gone_are_bounded() -> None:
+    """Whoever has recorded messages on the channel can publish them again."""
+    [only] = fleet(b"a")
+    asking = Update(True, {}, [], asks=True)
+    for second in range(5):
+        for number in range(2 * MAX_PEERS):
+            only.view.apply(number.to_bytes(8), 1, asking, float(second))
+        answers = [only.view.answer(float(second), 1 << 20) for _ in range(3)]
+        assert [answer is not None for answer in answers] == [True, False, False]
+    only.view.expire(5.0 + SILENT_S)
+
+    assert len(only.view.peers) == MAX_PEERS
+    assert only.view.answer(5.0 + SILENT_S, 1 << 20) is None
 
 
 def test_routers_that_ask_leave_the_answer_to_one_that_knows_and_wait_for_a_limited_time() -> None:

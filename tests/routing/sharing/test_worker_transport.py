@@ -11,7 +11,7 @@ import pytest
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.residency import Residency
 from routing.sharing.exchange import Exchange
-from routing.sharing.transports import MAX_DATAGRAM_BYTES, WorkerQueue, WorkerTransport
+from routing.sharing.transports import MAX_DATAGRAM_BYTES, QUEUE_BYTES, WorkerQueue, WorkerTransport
 from routing.types import TargetId
 
 A, SECRET, ROUTER, DEADLINE_S = TargetId("a"), "5e" * 16, "0a" * 4, 60.0
@@ -141,13 +141,14 @@ async def test_the_queue_of_a_worker_that_has_exited_is_empty_for_its_successor(
     assert received == [b"after"]
 
 
-async def test_the_largest_message_with_prompts_fits_and_a_larger_one_is_dropped_and_counted(workers: Workers) -> None:
+async def test_a_message_arrives_whole_or_is_dropped_and_counted(workers: Workers) -> None:
     one, received = workers.transport(0), list[bytes]()
     one.join(b"channel", received.append)
-    one.send(bytes(MAX_DATAGRAM_BYTES + 4096))
-    one.send(bytes(1 << 20))
-    await until(lambda: received)
+    sizes = [MAX_DATAGRAM_BYTES + 4096, QUEUE_BYTES + 4096, 1 << 20]
+    for number, size in enumerate(sizes, 1):
+        one.send(bytes(size))
+        await until(lambda: len(received) + one.errors["datagram"] == number)  # noqa: B023 - awaited in the same round
     one.close()
 
-    assert [len(data) for data in received] == [MAX_DATAGRAM_BYTES + 4096]
-    assert one.errors == {"datagram": 1}
+    assert [len(data) for data in received] == sizes[: len(received)]
+    assert 1 <= len(received) <= 2, "the largest message with prompts fits; the kernel's maximum depends on the machine"
