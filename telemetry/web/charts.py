@@ -95,12 +95,12 @@ TIERS = Chart(
         View("evictions", "Evictions", "Evicted KV blocks per minute", FIGURES["sampled_evictions"]["replica"]),
         View("churn", "Churn", "KV cache turnovers per hour", FIGURES["cache_churn"]["replica"]),
     ),
-    "Each cache tier's share of the queried tokens, stacked; the rest up to 100 % was computed. Routing mostly "
-    "affects the device tier. Prompt tokens: computed, cached or transferred, when the first token came. Multimodal: "
-    "cached items / queried items. KV blocks and evictions: of blocks that vLLM samples with --kv-cache-metrics (1 % "
-    "unless --kv-cache-metrics-sample is set); every reuse of a block's memory counts. Churn: how often per hour new "
-    "tokens (computed, transferred, generated) would fill the cache. A full cache evicts about as much, other caches "
-    "less.",
+    "Each cache tier's share of the queried tokens of engines that report tiers, stacked; the rest up to 100 % was "
+    "computed. Routing mostly affects the device tier. Prompt tokens: computed, cached or transferred, when the first "
+    "token came. Multimodal: cached items / queried items. KV blocks and evictions: of blocks that vLLM samples with "
+    "--kv-cache-metrics (1 % unless --kv-cache-metrics-sample is set); every reuse of a block's memory counts. Churn: "
+    "how often per hour new tokens (computed, transferred, generated) would fill the cache. A full cache evicts about "
+    "as much, other caches less.",
 )
 _OBJECTIVES = {"0.5": "500 ms", "0.25": "250 ms", "1": "1 s", "2.5": "2.5 s"}
 OBJECTIVE = Chart(

@@ -154,27 +154,37 @@ def rank_name(model: str, engine: str) -> str:
 def tiers(subject: Subject, window: Window) -> list[Series]:
     """Cached tokens by tier as a share of queried tokens, the local tier first.
 
-    For engines without tiers, local hits are "device" and those of connectors "other".
+    Only of engines that report tiers: hits of others may be of any tier. A note says which part of the tokens this is.
     """
     rows = _engine_rows_by_start(subject, window)
+    note = _tier_note([row for of_step in rows.values() for row in of_step])
     lines = []
     for tier, label in TIERS.items():
         if tier == "device" or any(_tokens_of_tier(row, tier) for of_step in rows.values() for row in of_step):
             points = {start: _tier_hit_rate(of_step, tier) for start, of_step in rows.items()}
-            lines.append(line_of(label, window, points))
+            lines.append(line_of(label, window, points, note))
     return lines
 
 
+def _tier_note(rows: list[sums.EngineSums]) -> str:
+    reported = sum(row.queries or 0 for row in rows if row.device_tokens is not None)
+    share = ratio(reported, sum(row.queries or 0 for row in rows))
+    if not share or share == 1:
+        return ""
+    return f"Tiers: of {share * 100:.1f} % of the queried tokens; the other engines do not report tiers."
+
+
 def _tokens_of_tier(row: sums.EngineSums, tier: str) -> int | None:
-    if row.device_tokens is None:
-        return {"device": row.hits, "other": row.external_hits}.get(tier)
-    known: int | None = getattr(row, f"{tier}_tokens")
-    return known
+    tokens: int | None = getattr(row, f"{tier}_tokens")
+    return tokens
 
 
 def _tier_hit_rate(rows: list[sums.EngineSums], tier: str) -> Point:
-    cached, queries = sum_known(_tokens_of_tier(row, tier) for row in rows), sum_known(row.queries for row in rows)
-    return ratio(cached, queries), sums.combined_state(rows)
+    reporting = [row for row in rows if row.device_tokens is not None]
+    cached = sum_known(_tokens_of_tier(row, tier) for row in reporting)
+    queries = sum_known(row.queries for row in reporting)
+    counted = any(row.queries is not None for row in rows)
+    return ratio(cached, queries), sums.point_state(queries, stale=any(row.stale for row in rows), not_reported=counted)
 
 
 # --- time to first token ----------------------------------------------------------------------------------

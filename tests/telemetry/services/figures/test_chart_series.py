@@ -58,10 +58,24 @@ def test_tiers_are_shares_of_the_queries_and_only_those_that_are_there(pool, rep
     assert found == {"device": [0.4, None], "host memory": [0.15, None], "disk": [0.05, None]}
 
 
-def test_an_engine_that_names_no_tiers_has_its_hits_on_the_device(pool, replicas):
-    engine_reading(replicas[0], START + timedelta(seconds=5), queries=1000, hits=400, external_hits=200)
+def test_engines_that_report_no_tiers_are_left_out_of_the_shares_and_a_note_says_so(pool, replicas):
+    """H4: hits of such an engine may be of any tier, as those of SGLang without `cache_source` and of TensorRT-LLM."""
+    at = START + timedelta(seconds=5)
+    engine_reading(replicas[0], at, queries=1000, hits=400, device_tokens=400, host_tokens=0)
+    engine_reading(replicas[1], at, queries=3000, hits=600, external_hits=200, not_reported=["device_tokens"])
 
-    assert values(figures.tiers(Subject.of_pool(pool), WINDOW)) == {"device": [0.4, None], "other": [0.2, None]}
+    (device,) = figures.tiers(Subject.of_pool(pool), WINDOW)
+
+    assert (device.points[0][1], device.states[0]) == (0.4, PointState.OK)
+    assert device.note == "Tiers: of 25.0 % of the queried tokens; the other engines do not report tiers."
+
+
+def test_a_pool_whose_engines_report_no_tiers_says_so(pool, replicas):
+    engine_reading(replicas[0], START + timedelta(seconds=5), queries=1000, hits=400, not_reported=["device_tokens"])
+
+    (device,) = figures.tiers(Subject.of_pool(pool), WINDOW)
+
+    assert (device.points[0][1], device.states[0]) == (None, PointState.NOT_REPORTED)
 
 
 def test_a_group_knows_its_hit_rate_its_reachable_share_and_when_it_had_no_traffic(pool, replicas, router):
