@@ -242,7 +242,10 @@ def compare_configs(before: schema.RouterConfig, after: schema.RouterConfig) -> 
     """All effects of a change, most severe first; [] if nothing differs. Pure."""
     old, new, severity = routes_of(before), routes_of(after), list(Impact)
     found = find_differences(msgspec.to_builtins(before), msgspec.to_builtins(after))
-    effects = [_Difference(path, *sides, old, new).effect() for path, sides in found]
+    differences = [
+        part for path, sides in found for part in _with_settings_of_group(_Difference(path, *sides, old, new))
+    ]
+    effects = [difference.effect() for difference in differences]
     # The number of a revision says nothing beside what the revision changes.
     changed = {effect.path[:length] for effect in effects if effect.kind != "revision" for length in range(7)}
     kept = [effect for effect in effects if not (effect.kind == "revision" and effect.path[:-1] in changed)]
@@ -381,9 +384,9 @@ class _Difference:
         """Another strategy, or a task group's own policy that appears or ends."""
         old, new = self.old[self.key], self.new[self.key]
         before, after = old.settings, new.settings
-        if self.field == ("policy",) and before == after:
-            verb = "gets" if self.after else "loses"
-            text = f"{_capital(self.subject)} {verb} a policy of its own with the same settings."
+        if self.field == ("policy",) and before.name == after.name:
+            verb, same = "gets" if self.after else "loses", " with the same settings" if before == after else ""
+            text = f"{_capital(self.subject)} {verb} a policy of its own{same}."
             return self._effect("policy", Impact.NONE, text, moved=0.0)
         impact, moved = Impact.PLACEMENT, None
         if after.uses_residency:
@@ -453,6 +456,18 @@ class _Difference:
         if self.path[-1] == "url":
             description = "The replica keeps its ring position; its cache may be cold."
         return f"{text} {description}".strip()
+
+
+def _with_settings_of_group(difference: _Difference) -> Iterator[_Difference]:
+    """The difference; for a policy that a task group gets or loses, also the settings in which it is not the pool's."""
+    yield difference
+    if difference.field != ("policy",):
+        return
+    before, after = (side[difference.key].settings for side in (difference.old, difference.new))
+    if before.name == after.name:
+        path = (*difference.path, "settings")
+        for inner, sides in find_differences(msgspec.to_builtins(before), msgspec.to_builtins(after), path):
+            yield _Difference(inner, *sides, difference.old, difference.new)
 
 
 def _in_use(tier1: schema.Tier1) -> tuple[Any, ...]:

@@ -305,3 +305,23 @@ def test_a_pools_policy_is_checked_for_the_groups_that_it_places():
     assert warning.text == "Task group chat.agents has no active replica."
     assert warning_ids(with_own_policy) == set()
     assert warning_ids(with_own_policy, "agents") == {"no-active-replica"}
+
+
+@pytest.mark.parametrize(
+    ("pools", "groups", "impact", "moved", "setting"),
+    [
+        (PREFIX(), PREFIX(slack_s=0.03), PLACEMENT, None, "slack_s"),
+        (PREFIX(), PREFIX(boundary=BYTES), MOVE, 7 / 8, "boundary"),
+        (TIERED(), TIERED(replicas=3), MOVE, 1 / 3, "replicas"),
+    ],
+)
+def test_a_task_groups_policy_with_the_pools_strategy_is_described_by_its_other_settings(
+    pools, groups, impact, moved, setting
+):
+    shared, own = fleet(pools, groups=(group(),)), fleet(pools, groups=(own_policy("agents", groups),))
+
+    for before, after, verb in ((shared, own, "gets"), (own, shared, "loses")):
+        change, policy = compare_configs(before, after)
+        assert (policy.text, policy.impact) == (f"Task group agents of pool chat {verb} a policy of its own.", NONE)
+        assert f"Task group agents of pool chat: {setting} is " in change.text
+        assert (change.impact, change.moved_ratio) == (impact, moved if moved is None else pytest.approx(moved))
