@@ -173,9 +173,11 @@ class DropEvidence(TrafficEvidence, frozen=True):
 
     @classmethod
     def read(cls, figures: Mapping[str, Any]) -> DropEvidence:
-        """The evidence in stored figures; those of other kinds have none of it."""
-        known = {name: figures[name] for name in cls.__struct_fields__ if name in figures}
-        return msgspec.convert(known, cls)
+        """The evidence in stored figures; those of other kinds, and of releases with another form, have none of it."""
+        try:
+            return msgspec.convert({name: figures[name] for name in cls.__struct_fields__ if name in figures}, cls)
+        except msgspec.ValidationError:
+            return cls()
 
 
 def _decline_finding(settings: HitRateDropSettings, decline: Decline) -> Finding[DropEvidence]:

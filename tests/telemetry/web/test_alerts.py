@@ -64,6 +64,32 @@ def test_an_open_alert_shows_the_current_value_beside_that_of_the_last_breach(vi
         assert re.search(r"<dt>Resolves</dt><dd><time[^>]*>12:02:00 UTC", facts)
 
 
+@pytest.mark.parametrize(
+    ("kind", "figures"),
+    [
+        ("hit_rate_drop", {"onset": "2031-03-04T12:00:00+00:00", "drop_points": 9.5, "groups": [{"name": "coding"}]}),
+        ("hit_rate_floor", {"requests": 20, "tokens": 9000, "restarted": ["gpu-1"], "others": "ok"}),
+        ("replica_ejected", {"routers": ["router-1"], "ejected_because": "", "over": False}),
+        ("load_skew", {"replicas": 1}),
+        ("prediction_gap", {"requests": 20, "between": ["predicted", "delivered"], "predicted": 0.9, "delivered": 0.2}),
+        ("no_data", {}),
+    ],
+)
+def test_alerts_and_results_that_another_release_stored_are_shown(visitor, fleet, noon, kind, figures):
+    ensure_default_rules(fleet)
+    rule = AlertRule.objects.filter(pool=fleet, kind=kind).first() or create_rule(fleet, name=kind, kind=kind)
+    verdict = {"result": "breach", "reason": "below", "value": 0.2, "limit": 0.5, "baseline": None, "unit": "ratio"}
+    AlertRule.objects.filter(pk=rule.pk).update(verdict=verdict | {"figures": figures}, evaluated_at=noon)
+    alert = Alert.objects.create(
+        rule=rule, pool=fleet, state="firing", started_at=noon, last_breach_at=noon, fired_at=noon, detail=figures
+    )
+
+    for path in ("/alerts/", f"/alerts/{alert.pk}/", f"/alerts/rules/{rule.pk}/"):
+        assert visitor.get(path).status_code == 200
+    assert visitor.get(f"/api/v1/alerts/{alert.pk}").json()["detail"] == figures
+    assert visitor.get(f"/api/v1/alert-rules/{rule.pk}").json()["verdict"]["figures"] == figures
+
+
 def test_an_open_alert_says_why_its_rule_has_no_current_value(visitor, fleet, noon):
     alert = drop_alert(fleet, noon)
     verdict = no_data(Reason.LITTLE_TRAFFIC).as_json()
