@@ -97,7 +97,7 @@ class EventKind(models.TextChoices):
     REPLICAS_FOUND = "replicas_found", "Replicas discovered"
     REPLICAS_MISSING = "replicas_missing", "Replicas missing"
     REPLICA_ADOPTED = "replica_adopted", "Replica adopted"
-    REPLICA_DISMISSED = "replica_dismissed", "Replica dismissed"
+    REPLICA_DISMISSED = "replica_dismissed", "Replica dismissed"  # only of earlier releases
     GROUP_CREATED = "group_created", "Task group created"
     GROUP_CHANGED = "group_changed", "Task group changed"
     GROUP_REMOVED = "group_removed", "Task group removed"

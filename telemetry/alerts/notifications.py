@@ -88,19 +88,19 @@ def silence_applies(silence: Silence, matchers: Sequence[Matcher], alert: Alert)
     return in_project and match_all(matchers, alert.labels)
 
 
-def silenced(alert: Alert, context: Context) -> Suppression | None:
+def suppression_by_silence(alert: Alert, context: Context) -> Suppression | None:
     for silence, matchers in context.silences:
         if silence_applies(silence, matchers, alert):
             return Suppression(SuppressionReason.SILENCE, silence.comment, silence.pk, silence.ends_at.isoformat())
     return None
 
 
-def inhibited(alert: Alert, context: Context) -> Suppression | None:
+def suppression_by_other_alert(alert: Alert, context: Context) -> Suppression | None:
     source = next((other for other in context.firing if inhibits(other, alert, context.now)), None)
     return None if source is None else Suppression(SuppressionReason.INHIBITED, source.summary, source.pk)
 
 
-def without_new_breach(alert: Alert, context: Context) -> Suppression | None:
+def suppression_before(alert: Alert, context: Context) -> Suppression | None:
     """The suppression before, unless it was a silence: it stays until the alert breaches without its cause."""
     stored, finding = alert.suppression, context.findings.get(alert.pk)
     if not stored or stored["reason"] == SuppressionReason.SILENCE:
@@ -109,7 +109,7 @@ def without_new_breach(alert: Alert, context: Context) -> Suppression | None:
     return None if has_new_breach else Suppression(**stored)
 
 
-def explained_by_restart(alert: Alert, context: Context) -> Suppression | None:
+def suppression_by_restart(alert: Alert, context: Context) -> Suppression | None:
     finding = context.findings.get(alert.pk)
     if finding is None or finding.result is not Result.BREACH or finding.explained_by is None:
         return None
@@ -120,10 +120,10 @@ def explained_by_restart(alert: Alert, context: Context) -> Suppression | None:
 
 # Each says why an alert is not notified, or None. The first one decides.
 STAGES: tuple[Callable[[Alert, Context], Suppression | None], ...] = (
-    silenced,
-    inhibited,
-    without_new_breach,
-    explained_by_restart,
+    suppression_by_silence,
+    suppression_by_other_alert,
+    suppression_before,
+    suppression_by_restart,
 )
 
 
