@@ -29,7 +29,7 @@ from tests.benchmarks.proxy import Proxy
 from tests.benchmarks.soak.stand import RouterProcess, pool_of, router_process
 from tests.benchmarks.soak.verdict import SLACK_KIB, Verdict
 from tests.fakes.envoy import running as running_envoy
-from tests.routing.picker.gateway import documented
+from tests.routing.picker.test_envoy import documented
 
 REPLICAS = 3
 ENGINE = ("--blocks", "1501", "--prefill-rate", "100000", "--step-s", "0.002", "--max-model-len", "16384")

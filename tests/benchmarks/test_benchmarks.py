@@ -271,7 +271,7 @@ def test_the_benchmark_of_the_cost_of_events_measures_routers_with_and_without_t
 
 
 def test_the_sharing_benchmark_plays_and_simulates_the_same_requests(valkey: str) -> None:
-    options = Namespace(workload="chat", requests=24, speed=40.0, plain=True)
+    options = Namespace(workload="chat", requests=24, speed=40.0, plain=True, workers=1)
     row = uvloop.run(sharing.measure(f"unix://{urlsplit(valkey).path}", options, 2, Sharing.STATE))
 
     assert row.failed == 0
