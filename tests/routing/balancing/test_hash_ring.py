@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from routing.balancing.hash_ring import HashRing, shared_ring
+from routing.balancing.hash_ring import MAX_SHARED_POINTS, HashRing, shared_ring
 from routing.schema.ring import points_of
 from routing.types import PrefixHash, ReplicaId
 from tests.routing.building import names
@@ -147,7 +147,7 @@ def test_keys_follow_the_weights_whatever_their_unit(unit: float) -> None:
 
 
 def test_a_ring_of_heavy_replicas_is_no_larger_than_one_of_light_ones() -> None:
-    assert len(HashRing(dict.fromkeys(names(3), 1000.0))._points) <= 3 * 8 * 160
+    assert len(HashRing(dict.fromkeys(names(3), 1000.0)).points) <= 3 * 8 * 160
 
 
 def test_a_ring_is_shared_between_users() -> None:
@@ -156,6 +156,16 @@ def test_a_ring_is_shared_between_users() -> None:
 
     assert one is same
     assert one is not other
+
+
+def test_rings_of_earlier_fleets_do_not_stay_in_memory() -> None:
+    """Autoscaling gives a large fleet another ring several times a day."""
+    fleets = [tuple((ReplicaId(f"{number}-{name}"), 8.0) for name in names(300)) for number in range(4)]
+    rings = [shared_ring(fleet) for fleet in fleets]
+
+    assert shared_ring(fleets[-1]) is rings[-1]
+    assert len(rings[0].points) > MAX_SHARED_POINTS / 3
+    assert shared_ring(fleets[0]) is not rings[0]
 
 
 @pytest.mark.parametrize("form", ["vm{}", "r1{}", "r{0}", "{0}", "{0}{0}{0}", "gpu-{}", "node{}"])
