@@ -79,8 +79,10 @@ class Supervisor:
     async def stop(self) -> None:
         """Stop all children and their descendants."""
         self._stopping = True
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # one may be starting a child: it is killed then
         for running in reversed(list(self._running.values())):
             _signal_group(running, running.child.stop_signal)
         waits = [running.process.wait() for running in self._running.values()]

@@ -129,7 +129,9 @@ STAGES: tuple[Callable[[Alert, Context], Suppression | None], ...] = (
 
 def inhibits(source: Alert, alert: Alert, now: datetime) -> bool:
     """Whether one alert explains another; of two alerts about replicas, only for the same replica."""
-    kind = KINDS[alert.rule.kind]
+    kind = KINDS.get(alert.rule.kind)
+    if kind is None:  # of a later release
+        return False
     if kind.is_fleet_wide and source.rule.kind == alert.rule.kind:
         in_project = source.pool.project_id == alert.pool.project_id
         return in_project and _precedence(source) < _precedence(alert) and source.suppression is None

@@ -23,7 +23,7 @@ def script(name: str, code: str, **options: object) -> Child:
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter: it ended while its status was read
         return False
 
 

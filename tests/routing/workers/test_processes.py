@@ -215,7 +215,7 @@ async def test_no_worker_outlives_its_parent(hard: bool, replica: FakeReplica, t
 def is_running(pid: int) -> bool:
     try:
         return " Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter: it ended while its status was read
         return False
 
 
