@@ -41,7 +41,7 @@ from tests.synthetic_traces import SMALL_BLOCK_TOKENS, chat, hot_prefix, session
 
 REPLICAS = 8
 ROUTERS = (1, 4)
-SEEDS = (1, 2)
+SEEDS = (1, 2, 3, 4, 5)
 REQUESTS = 4000
 QUICK_SEEDS, QUICK_REQUESTS = (1,), 3000
 WARM_UP = 0.1
