@@ -80,7 +80,7 @@ class OwnState:
             TargetId, tuple[int, int, int]
         ] = {}  # running, waiting tokens without progress, and with it
         self._published_prompts: tuple[set[tuple[TargetId, int]], set[tuple[TargetId, int]]] = (set(), set())
-        self._published_since_s = -inf  # when the first of these was begun; the other one is older
+        self._published_since_s = -inf  # start of the newer of the two periods
         self._peers = 0
         self.not_published = 0  # prompts that were left out because an update would have become too large
 
@@ -92,7 +92,7 @@ class OwnState:
     def configure(self, targets: Iterable[TargetId]) -> None:
         """Publish the loads of these targets from now on."""
         self._targets = set(targets)
-        self._published = {name: told for name, told in self._published.items() if name in self._targets}
+        self._published = {name: load for name, load in self._published.items() if name in self._targets}
         self._position = None
 
     def set_peers(self, count: int) -> None:

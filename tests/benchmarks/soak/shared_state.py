@@ -39,7 +39,7 @@ HOLD_S: Final = (3.0, 6.0)  # duration of a fault
 REST_S: Final = 2.0  # without faults after it
 GARBAGE_S: Final = 0.01  # between three messages of garbage
 BACK_S: Final = 5.0  # until all see each other again
-ALONE_S: Final = 2.0  # until nobody counts peers without the server: 1 s of silence, and the poll
+ALONE_S: Final = 2.0  # until no router counts peers while the server is away: 1 s of silence, and the poll
 DEADLINE_S: Final = 60.0  # of these waits on any machine
 KILLED: Final = 2  # the router that is killed
 SLOW_CLOCK: Final = "import time\nnow = time.time\ntime.time = lambda: now() - 600.0\n"
@@ -57,7 +57,7 @@ class Stand:
         self.outcomes = Counter[str]()
         self.back_s: dict[str, list[float]] = defaultdict(list)  # by fault
         self.alone_s: list[float] = []
-        self.lost_views = Counter[str]()  # polls in which somebody did not see all others, by fault
+        self.lost_views = Counter[str]()  # polls in which a router did not see all others, by fault
         self.rejected = 0.0  # messages of garbage
         self._killed: list[RouterProcess] = []
         self._stack, self._folder = stack, folder
