@@ -1,8 +1,8 @@
 """The blocks that one engine has cached, as its KV events report them.
 
-Theory of operation. Consecutive blocks of one prompt that were stored form a *stored run*; each has a key that is the
-same for all engines of the pool (``block_keys.py``). A run has no keys and no depth if its parent is not known, because
-that was stored before the router began to follow the events.
+Theory of operation. Consecutive blocks of one prompt that were stored form a *stored run*. The engine's hash of a block
+stands for it and everything before it, and is the same for all engines that are configured alike (``README.md``). The
+place of a run in its prompt is unknown if its parent was stored before the router began to follow the events.
 
 The same hash may be in several physical blocks; it leaves the cache with the last of them. Of several groups of cache
 layers only the first with full attention counts, because the others have the same prompts.
@@ -19,38 +19,34 @@ stored first are forgotten, which the engine will probably evict next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
 from typing import Final
 
-from xxhash import xxh3_64_intdigest
+from routing.kv_events.decoding import DEVICE, FULL_ATTENTION, BlockHash, KvEvent
 
-from routing.kv_events.block_keys import BlockKeys, Key, adapter_key, token_keys
-from routing.kv_events.decoding import DEVICE, FULL_ATTENTION, BlockRemoved, BlockStored
-from routing.kv_events.payload_format import BlockHash
-
-MAX_KEY: Final = (1 << 64) - 1
 FORGOTTEN_PART: Final = 256  # of the limit, forgotten at once
 
 
 class StoredRun:
     """Consecutive blocks that one event stored."""
 
-    __slots__ = ("_left", "_positions", "depth", "hashes", "keys", "parent", "parent_position", "stored_s")
+    __slots__ = ("_left", "_positions", "depth", "hashes", "is_placed", "parent", "parent_position", "stored_s")
 
     def __init__(
         self,
         hashes: list[BlockHash],
         parent: StoredRun | None,
         parent_position: int,
-        keys: Sequence[Key],
         stored_s: float,
+        *,
+        is_placed: bool = True,
     ) -> None:
         self.hashes = hashes
         self.parent = parent  # the run of the block before the first; None: there is none, or it is unknown
         self.parent_position = parent_position  # of that block in its run
-        self.keys = keys  # empty: unknown
-        self.depth: int = 0 if parent is None else parent.depth + parent_position + 1  # blocks before; 0: or unknown
+        self.is_placed = is_placed  # whether its place in the prompt is known
+        self.depth: int = 0 if parent is None else parent.depth + parent_position + 1  # blocks before, if ``is_placed``
         self.stored_s = stored_s
         self._left = len(hashes)  # blocks up to the last one that may be cached
         self._positions: dict[BlockHash, int] | None = None  # of each block; None: none was searched
@@ -80,19 +76,17 @@ class StoredRun:
 class EngineBlocks:
     """The cached blocks of one engine. Times are of the router's clock."""
 
-    def __init__(self, max_blocks: int, block_keys: BlockKeys | None = None) -> None:
+    def __init__(self, max_blocks: int) -> None:
         self.block_tokens = 0  # of the latest stored block; 0: none was stored
         self.is_complete = False  # whether all events since the engine's start were seen
         self.blocks = 0  # in device memory, copies included
         self.max_seen_blocks = 0  # in device memory at one time
         self.max_seen_offloaded = 0  # offloaded at one time
         self._max_blocks = max_blocks
-        self._block_keys = block_keys or BlockKeys()
         self._runs: dict[BlockHash, StoredRun] = {}  # of the first copy, in the order of storage
         self._copies: dict[BlockHash, int] = {}  # beyond the first
         self._lower_copies: dict[BlockHash, int] = {}  # in lower tiers, in the order of storage
         self._offloaded: dict[BlockHash, StoredRun] = {}  # with a copy in lower tiers only
-        self._token_keys: dict[Key, BlockHash] = {}  # empty while hashes are the keys
         self._group: int | None = None
 
     def __len__(self) -> int:
@@ -109,9 +103,9 @@ class EngineBlocks:
         """Whether lower cache tiers have blocks."""
         return bool(self._lower_copies)
 
-    def has_key(self, key: Key) -> bool:
-        """Whether a block with this key is cached, in any tier."""
-        return key in self._runs or key in self._offloaded if self._block_keys.are_hashes else key in self._token_keys
+    def __contains__(self, hash_: BlockHash) -> bool:
+        """Whether a block is cached, in any tier."""
+        return hash_ in self._runs or hash_ in self._offloaded
 
     def clear(self, *, is_complete: bool) -> None:
         """Forget all blocks. ``is_complete``: whether the engine has none; else it has unknown ones."""
@@ -119,25 +113,22 @@ class EngineBlocks:
         self._copies.clear()
         self._lower_copies.clear()
         self._offloaded.clear()
-        self._token_keys.clear()
         self.blocks, self.is_complete = 0, is_complete
 
-    def counts(self, event: BlockStored) -> bool:
+    def counts(self, event: KvEvent) -> bool:
         """Whether an event is about blocks in device memory, of the group of layers that counts."""
         if event.medium not in DEVICE or event.kind not in FULL_ATTENTION or not event.hashes:
             return False
         if self._group is None:
-            self._group = event.group
+            self._group = event.group or 0
         if self.blocks and event.block_tokens < self.block_tokens:  # the beginning of a block
             return False
-        return event.group == self._group
+        return (event.group or 0) == self._group
 
-    def store(self, event: BlockStored, now_s: float) -> StoredRun | None:
+    def store(self, event: KvEvent, now_s: float) -> StoredRun | None:
         """Add the blocks of an event; None if they do not count."""
-        return self.store_counted(event, now_s) if self.counts(event) else None
-
-    def store_counted(self, event: BlockStored, now_s: float) -> StoredRun:
-        """Add the blocks of an event that counts."""
+        if not self.counts(event):
+            return None
         self.block_tokens = event.block_tokens
         run, runs, hashes = self._run_of(event, now_s), self._runs, event.hashes
         before = len(runs)
@@ -148,8 +139,6 @@ class EngineBlocks:
         if self._offloaded:
             for hash_ in hashes:
                 self._offloaded.pop(hash_, None)
-        if not self._block_keys.are_hashes:
-            self._token_keys.update(zip(run.keys, hashes, strict=False))
         self.blocks += len(hashes)
         self.max_seen_blocks = max(self.max_seen_blocks, self.blocks)
         if len(runs) > self._max_blocks:
@@ -157,9 +146,9 @@ class EngineBlocks:
                 self._forget(hash_)
         return run
 
-    def store_in_lower_tiers(self, event: BlockStored) -> None:
+    def store_in_lower_tiers(self, event: KvEvent) -> None:
         """Add a copy of each block of an event in a lower tier, unless the event is of another group of layers."""
-        if event.group != (self._group or 0):
+        if (event.group or 0) != (self._group or 0):
             return
         copies = self._lower_copies
         for hash_ in event.hashes:
@@ -177,19 +166,19 @@ class EngineBlocks:
         excess = len(stored) - self._max_blocks
         return list(islice(stored, excess + self._max_blocks // FORGOTTEN_PART))
 
-    def remove(self, event: BlockRemoved) -> list[tuple[StoredRun, int]]:
+    def remove(self, event: KvEvent) -> list[tuple[StoredRun, int]]:
         """Remove one copy of each block of an event, in device memory or below.
 
         Returns the runs of those that no tier has any more, with the lowest position of a removed block in each; a run
         is there again if others were between its blocks.
         """
-        if event.group != (self._group or 0):
+        if (event.group or 0) != (self._group or 0):
             return []
         return self._remove(event.hashes) if event.medium in DEVICE else self._remove_from_lower_tiers(event.hashes)
 
     def _remove(self, hashes: list[BlockHash]) -> list[tuple[StoredRun, int]]:
         removed: list[tuple[StoredRun, int]] = []
-        runs, copies, token_keys, latest, left = self._runs, self._copies, self._token_keys, None, 0
+        runs, copies, latest, left = self._runs, self._copies, None, 0
         for hash_ in self._move_to_lower_tiers(hashes):
             if copies and hash_ in copies:
                 self._remove_copy(hash_)
@@ -200,8 +189,6 @@ class EngineBlocks:
                 continue
             self.blocks -= 1
             position = run.remove(hash_)
-            if token_keys:
-                self._forget_key(run, position)
             if run is not latest:
                 if latest is not None:
                     removed.append((latest, left))
@@ -234,9 +221,7 @@ class EngineBlocks:
             if left > 0:
                 copies[hash_] = left
             elif (run := self._offloaded.pop(hash_, None)) is not None:
-                position = run.position(hash_)
-                self._forget_key(run, position)
-                removed.append((run, position))
+                removed.append((run, run.position(hash_)))
         return removed
 
     def _add_copies(self, run: StoredRun, *, are_added: bool) -> None:
@@ -255,27 +240,13 @@ class EngineBlocks:
             del self._copies[hash_]
 
     def _forget(self, hash_: BlockHash) -> None:
-        run = self._runs.pop(hash_)
+        del self._runs[hash_]
         self.blocks -= 1 + self._copies.pop(hash_, 0)
-        if self._token_keys:
-            self._forget_key(run, run.position(hash_))
 
-    def _forget_key(self, run: StoredRun, position: int) -> None:
-        if self._token_keys and position < len(run.keys):
-            self._token_keys.pop(run.keys[position], None)
-
-    def _run_of(self, event: BlockStored, now_s: float) -> StoredRun:
-        hashes = event.hashes
+    def _run_of(self, event: KvEvent, now_s: float) -> StoredRun:
         if event.parent is None:
-            return StoredRun(hashes, None, 0, self._keys(event, adapter_key(event)), now_s)
+            return StoredRun(event.hashes, None, 0, now_s)
         parent = self._runs.get(event.parent) or self._offloaded.get(event.parent)
-        if parent is None or not parent.keys:
-            return StoredRun(hashes, None, 0, (), now_s)
-        position = parent.position(event.parent)
-        return StoredRun(hashes, parent, position, self._keys(event, parent.keys[position]), now_s)
-
-    def _keys(self, event: BlockStored, before: Key) -> Sequence[Key]:
-        """The keys of an event's blocks, after a block with the key ``before``."""
-        if self._block_keys.are_hashes:
-            return event.hashes
-        return token_keys(event, before & MAX_KEY if isinstance(before, int) else xxh3_64_intdigest(before))
+        if parent is None or not parent.is_placed:
+            return StoredRun(event.hashes, None, 0, now_s, is_placed=False)
+        return StoredRun(event.hashes, parent, parent.position(event.parent), now_s)

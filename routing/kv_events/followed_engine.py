@@ -3,13 +3,12 @@
 Theory of operation. Four things follow from events:
 
 - ``AllBlocksCleared``, and an engine that restarted: the index forgets what the replica had, at once.
-- ``BlockStored`` with known keys (``known_prompts.py``): the index gets the beginning of that prompt at this
+- ``BlockStored`` with known blocks (``known_prompts.py``): the index gets the beginning of that prompt at this
   replica, also if another router sent it.
-- ``BlockRemoved`` of a block with a known key: the index loses what follows in that prompt.
+- ``BlockRemoved`` of a known block: the index loses what follows in that prompt.
 - ``BlockRemoved`` of any block, without lower cache tiers: an engine evicts what it used least recently. So when a
   block that was stored at some time is evicted, the engine has also evicted everything that it last used before that
-  time, whether the router knows its key or not. A response that ends makes its prompt the most recently used one, as in
-  the engine.
+  time, known or not. A response that ends makes its prompt the most recently used one, as in the engine.
 
 ``capacity_tokens`` is the most that an engine which has evicted something had at one time, if all its events were seen.
 It is less than the engine's capacity by what running requests hold and have not stored yet.
@@ -25,9 +24,9 @@ from typing import Final
 
 from routing.balancing.block_index import ServedPrompt
 from routing.balancing.residency import Residency
-from routing.kv_events.decoding import DEVICE, AllBlocksCleared, BlockRemoved, BlockStored, Event
+from routing.kv_events.decoding import CLEARED, DEVICE, STORED, KvEvent
 from routing.kv_events.engine_blocks import EngineBlocks, StoredRun
-from routing.kv_events.known_prompts import KnownPrompt, KnownPrompts, NewKey, RecentRuns
+from routing.kv_events.known_prompts import KnownPrompt, KnownPrompts, NewHash, RecentRuns
 from routing.types import TargetId
 
 MAX_SERVED: Final = 1024  # responses that wait for their events
@@ -47,7 +46,7 @@ class FollowedEngine:
         self, target: TargetId, residency: Residency, known: KnownPrompts, clock: Clock, max_blocks: int
     ) -> None:
         self.target = target
-        self.blocks = EngineBlocks(max_blocks, known.block_keys)
+        self.blocks = EngineBlocks(max_blocks)
         self.was_full = False  # whether it has evicted something, and all events were seen
         self._unreported = 0  # responses with new blocks since the latest message, or since the connection
         self._unreported_s = 0.0  # the end of the first of them
@@ -113,66 +112,61 @@ class FollowedEngine:
         self.blocks.clear(is_complete=False)
         self._forget_responses()
 
-    def apply(self, events: Iterable[Event], age_s: float = 0.0) -> Iterator[None]:
+    def apply(self, events: Iterable[KvEvent], age_s: float = 0.0) -> Iterator[None]:
         """Apply events in order; ``age_s``: seconds by which they arrived later than usual."""
         self._touch_ended()
         blocks = 0
         for event in events:
-            if isinstance(event, BlockStored):
-                if len(event.hashes) <= MAX_PIECE_BLOCKS:
-                    self._on_stored(event, self._clock() - age_s)
-                else:
-                    with_tokens = not self._known.block_keys.are_hashes
-                    for piece in event.pieces(MAX_PIECE_BLOCKS, with_tokens=with_tokens):
-                        self._on_stored(piece, self._clock() - age_s)
-                        yield
-                blocks += len(event.hashes)
-            elif isinstance(event, BlockRemoved):
-                for first in range(0, len(event.hashes), MAX_PIECE_BLOCKS):
-                    if first:
-                        yield
-                    hashes = event.hashes[first : first + MAX_PIECE_BLOCKS]
-                    self._on_removed(BlockRemoved(hashes, event.medium, event.group))
-                blocks += len(event.hashes)
-            elif isinstance(event, AllBlocksCleared):
+            if event.type == CLEARED:
                 self._clear(is_complete=True)
+                continue
+            count = len(event.hashes)
+            for first in range(0, count, MAX_PIECE_BLOCKS):
+                if first:
+                    yield
+                piece = event if count <= MAX_PIECE_BLOCKS else event.piece(first, MAX_PIECE_BLOCKS)
+                if event.type == STORED:
+                    self._on_stored(piece, self._clock() - age_s)
+                else:
+                    self._on_removed(piece)
+            blocks += count
             if blocks >= STEP_BLOCKS:
                 blocks = 0
                 yield
 
-    def learn(self) -> Iterator[list[NewKey]]:
-        """Learn from responses that ended ``SETTLE_S`` ago: the new keys of each, the last of a prompt first."""
+    def learn(self) -> Iterator[list[NewHash]]:
+        """Learn from responses that ended ``SETTLE_S`` ago: the new blocks of each, the last of a prompt first."""
         self._touch_ended()
         until_s = self._clock() - SETTLE_S
         while self._served and self._served[0][0] <= until_s:
             ended_s, served = self._served.popleft()
             yield self._match(served, ended_s)
 
-    def add_longest_cached(self, keys: list[NewKey]) -> None:
-        """Add a prompt's longest cached prefix to the residency index. ``keys``: longest prefix first."""
-        low, high = 0, len(keys) - 1  # binary search: the first cached key is in ``keys[low : high + 1]``
-        if not keys or not self.blocks.has_key(keys[-1][0]):
+    def add_longest_cached(self, hashes: list[NewHash]) -> None:
+        """Add a prompt's longest cached prefix to the residency index. ``hashes``: longest prefix first."""
+        low, high = 0, len(hashes) - 1  # binary search: the first cached one is in ``hashes[low : high + 1]``
+        if not hashes or hashes[-1][0] not in self.blocks:
             return
         while low < high:
             middle = (low + high) // 2
-            if self.blocks.has_key(keys[middle][0]):
+            if hashes[middle][0] in self.blocks:
                 high = middle
             else:
                 low = middle + 1
-        key, depth = keys[high]
-        prompt = self._known.get(key)
+        hash_, depth = hashes[high]
+        prompt = self._known.get(hash_)
         if prompt is not None:
             blocks = prompt.blocks(depth * self.blocks.block_tokens)
             self._residency.add_stored(self.target, prompt.chain[:blocks], self._clock(), prompt.tokens_per_block)
 
-    def _match(self, served: ServedPrompt, ended_s: float) -> list[NewKey]:
-        """The keys learnt from one response."""
+    def _match(self, served: ServedPrompt, ended_s: float) -> list[NewHash]:
+        """The blocks learnt from one response."""
         block_tokens = self.blocks.block_tokens
         run = self._recent_runs.find(served, block_tokens, ended_s) if block_tokens else None
         if run is None:
             return []
         last = served.prompt_tokens // block_tokens  # blocks after it contain generated tokens
-        position = len(run.keys) - 1
+        position = len(run.hashes) - 1
         while run.depth >= last and run.parent is not None:
             run, position = run.parent, run.parent_position
         position = min(position, last - run.depth - 1)
@@ -201,22 +195,21 @@ class FollowedEngine:
             ended_s, served = self._ended.popleft()
             self._residency.add_stored(self.target, served.chain, ended_s, served.tokens_per_block)
 
-    def _on_stored(self, event: BlockStored, stored_s: float) -> None:
+    def _on_stored(self, event: KvEvent, stored_s: float) -> None:
         if event.medium not in DEVICE:
             self.blocks.store_in_lower_tiers(event)
             return
-        if not self.blocks.counts(event):
+        run = self.blocks.store(event, stored_s)
+        if run is None or not run.is_placed:
             return
-        self._known.compare(event)
-        run = self.blocks.store_counted(event, stored_s)
         self._recent_runs.add(run)
-        known = self._known.deepest(run.keys)
+        known = self._known.deepest(run.hashes)
         if known is not None:
             position, prompt = known
             blocks = prompt.blocks((run.depth + position + 1) * event.block_tokens)
             self._residency.add_stored(self.target, prompt.chain[:blocks], self._clock(), prompt.tokens_per_block)
 
-    def _on_removed(self, event: BlockRemoved) -> None:
+    def _on_removed(self, event: KvEvent) -> None:
         self.was_full = self.was_full or (self.blocks.is_complete and event.medium in DEVICE)
         removed = self.blocks.remove(event)
         if not removed:
@@ -231,7 +224,7 @@ class FollowedEngine:
         left: dict[KnownPrompt, int] = {}
         known, block_tokens = self._known, self.blocks.block_tokens
         for run, position in removed:
-            prompt = known.get(run.keys[position]) if run.keys else None
+            prompt = known.get(run.hashes[position]) if run.is_placed else None
             if prompt is not None:
                 blocks = prompt.blocks_from((run.depth + position) * block_tokens)
                 if blocks < left.get(prompt, len(prompt.chain)):

@@ -24,7 +24,7 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from routing.kv_events.decoding import Batch, MalformedEventsError, decode_batch
+from routing.kv_events.decoding import MalformedEventsError, decode_batch, joined
 from routing.kv_events.followed_engine import FollowedEngine
 
 MAX_WAITING_BYTES: Final = 16 << 20  # of messages that wait for the end of a replay
@@ -32,6 +32,7 @@ MAX_FAILURES: Final = 3
 PAUSE_S: Final = 30.0
 MAX_LOSSES: Final = 5  # within ``LOSSES_S``: what is known is forgotten all the time, so nothing is known
 LOSSES_S: Final = 30.0
+MAX_MALFORMED: Final = 5  # in a row, on one connection: the engine is none whose events are understood
 
 
 class StreamState(StrEnum):
@@ -68,6 +69,7 @@ class MessageOrder:
         self.lost = 0  # gaps that could not be replayed
         self.restarts = 0
         self.malformed = 0
+        self._malformed_in_row, self._reason = 0, ""  # and why the latest of them was not decoded
         self.lag_s: float | None = None  # from the engine's time of the latest message to its arrival here
         self._least_lag_s = inf  # of the fastest message: its transfer time plus the difference of the clocks
         self._clock = clock
@@ -112,6 +114,8 @@ class MessageOrder:
         """Why the stream is of no use, although there is a connection; "" if it is."""
         if len(self._losses_s) == MAX_LOSSES and self._clock() - self._losses_s[0] < LOSSES_S:
             return f"{MAX_LOSSES} gaps without a replay within {LOSSES_S:g} s"
+        if self._malformed_in_row >= MAX_MALFORMED:
+            return f"{MAX_MALFORMED} messages in a row are not as of vLLM 0.24 or later: {self._reason}"
         if self.is_followed and (served := self.engine.unreported):
             return f"no event for {served} responses with new blocks"
         return ""
@@ -122,6 +126,7 @@ class MessageOrder:
         """Called when a connection to the publisher was made."""
         self._latest_live, self._has_replay = -1, False
         self._losses_s.clear()
+        self._malformed_in_row = 0
         self.engine.note_message()
         self._is_verified = self._expected is None
         if self._may_replay():
@@ -277,13 +282,15 @@ class MessageOrder:
             return
         self._expected, self._latest_digest = number + 1, xxh3_64_intdigest(payload)
         try:
-            batch = self._decode(payload)
-        except MalformedEventsError:
+            batch = decode_batch(payload, self._rank)
+        except MalformedEventsError as error:
             self.malformed += 1
+            self._malformed_in_row, self._reason = self._malformed_in_row + 1, str(error)
             self.engine.forget()
         else:
-            self.events += batch.count
-            yield from self.engine.apply(batch.events, self._age_s(batch.at_s))
+            self._malformed_in_row = 0
+            self.events += len(batch.events)
+            yield from self.engine.apply(joined(batch.events), self._age_s(batch.at_s))
         self._update_state()
 
     def _age_s(self, at_s: float) -> float:
@@ -292,12 +299,6 @@ class MessageOrder:
         self.lag_s = max(0.0, lag_s)
         self._least_lag_s = min(self._least_lag_s, lag_s)
         return lag_s - self._least_lag_s
-
-    def _decode(self, payload: bytes) -> Batch:
-        batch = decode_batch(payload)
-        if None not in {self._rank, batch.rank} and batch.rank != self._rank:
-            raise MalformedEventsError(f"events of rank {batch.rank}, where those of {self._rank} are expected")
-        return batch
 
     def _update_state(self) -> None:
         if self._waiting is None:

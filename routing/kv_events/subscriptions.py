@@ -26,7 +26,7 @@ from routing.balancing.routes import uses_residency
 from routing.http.tasks import SLICE_S, Background, run_until_cancelled
 from routing.kv_events.event_stream import EventStream, Host
 from routing.kv_events.followed_engine import Clock, FollowedEngine
-from routing.kv_events.known_prompts import KnownPrompts, NewKey
+from routing.kv_events.known_prompts import KnownPrompts, NewHash
 from routing.kv_events.message_order import MessageOrder, StreamState
 from routing.log import defect, event
 from routing.observability.metrics import PREFIX, header, labels
@@ -233,15 +233,15 @@ class KvEventSubscriptions:
 
     def _learn(self, follower: Follower) -> Iterator[None]:
         if follower.order.is_followed:
-            for keys in follower.engine.learn():
-                yield from self._share(follower, keys)
+            for hashes in follower.engine.learn():
+                yield from self._share(follower, hashes)
                 yield
 
-    def _share(self, learner: Follower, keys: list[NewKey]) -> Iterator[None]:
-        """Give new token keys to the followers of the pool's other engines."""
-        for follower in list(self._followers.values()) if keys else ():
+    def _share(self, learner: Follower, hashes: list[NewHash]) -> Iterator[None]:
+        """Give newly known blocks to the followers of the pool's other engines."""
+        for follower in list(self._followers.values()) if hashes else ():
             if follower is not learner and follower.source.pool == learner.source.pool:
-                follower.engine.add_longest_cached(keys)
+                follower.engine.add_longest_cached(hashes)
                 yield
 
     async def _open_streams(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from routing.kv_events.decoding import EncodedTokens
+from routing.kv_events.decoding import REMOVED, KvEvent
 
 TOPIC = b"kv@engine@tiny"
 BLOCK = 4  # tokens
@@ -27,9 +27,9 @@ def removed(*hashes: int) -> dict[str, Any]:
     return {"type": "BlockRemoved", "block_hashes": list(hashes), "medium": "GPU", "group_idx": 0}
 
 
-def encoded(tokens: list[int]) -> EncodedTokens:
-    """Token ids as an event has them."""
-    return EncodedTokens(msgspec.msgpack.encode(tokens))
+def removed_event(*hashes: Any, medium: str = "GPU", group: int = 0) -> KvEvent:
+    """A BlockRemoved event as decoded."""
+    return KvEvent(REMOVED, list(hashes), medium=medium, group=group)
 
 
 CLEARED = {"type": "AllBlocksCleared"}

@@ -9,12 +9,12 @@ import pytest
 
 from routing.balancing.block_index import ServedPrompt
 from routing.balancing.residency import Residency
-from routing.kv_events.decoding import AllBlocksCleared, BlockRemoved, BlockStored
+from routing.kv_events.decoding import CLEARED, STORED, KvEvent
 from routing.kv_events.engine_blocks import StoredRun
 from routing.kv_events.followed_engine import MAX_PIECE_BLOCKS, MAX_SERVED, SETTLE_S, FollowedEngine
-from routing.kv_events.known_prompts import MAX_RUNS, KnownPrompt, KnownPrompts, NewKey, RecentRuns
+from routing.kv_events.known_prompts import MAX_RUNS, KnownPrompt, KnownPrompts, NewHash, RecentRuns
 from routing.types import TargetId
-from tests.fakes.kv_publisher import encoded
+from tests.fakes.kv_publisher import removed_event
 
 A, B = TargetId("a"), TargetId("b")
 BLOCK = 4  # tokens of an engine's block; a block of the router has as many
@@ -24,9 +24,9 @@ Text = Sequence[int]  # one number for each block
 class Fleet:
     """Two engines with one index, driven by their events. A prompt is a list of numbers, one for each block."""
 
-    def __init__(self, *, have_equal_hashes: bool) -> None:
+    def __init__(self) -> None:
         self.now_s = 100.0
-        self.have_equal_hashes = have_equal_hashes
+        self.has_own_hashes: set[TargetId] = set()  # engines that are configured differently
         self.residency = Residency(block_tokens=BLOCK, run_tokens=BLOCK)
         self.known = KnownPrompts()
         self.engines = {}
@@ -42,20 +42,19 @@ class Fleet:
         return [hash(("router", *text[: end + 1])) for end in range(len(text))]
 
     def hashes(self, name: TargetId, text: Text) -> list[int]:
-        seed = "" if self.have_equal_hashes else name
+        seed = name if name in self.has_own_hashes else ""
         return [hash((seed, *text[: end + 1])) & (1 << 63) - 1 for end in range(len(text))]
 
     def store(self, name: TargetId, text: Text, first: int = 0) -> None:
         """The engine stores the blocks of a text from the first one on."""
         hashes = self.hashes(name, text)
-        tokens = encoded([letter for letter in text[first:] for _ in range(BLOCK)])
         parent = hashes[first - 1] if first else None
-        self.apply(name, BlockStored(hashes[first:], parent, tokens, BLOCK, medium="GPU"))
+        self.apply(name, KvEvent(STORED, hashes[first:], parent, BLOCK, "GPU"))
 
     def remove(self, name: TargetId, text: Text, first: int) -> None:
         """The engine evicts the blocks of a text from its end to the first one."""
         for hash_ in reversed(self.hashes(name, text)[first:]):
-            self.apply(name, BlockRemoved([hash_], "GPU", 0))
+            self.apply(name, removed_event(hash_))
 
     def apply(self, name: TargetId, *events: Any) -> None:
         for _ in self.engines[name].apply(events):
@@ -70,7 +69,7 @@ class Fleet:
             self.store(name, text, cached)
         record.confirm(len(text) * BLOCK + 1, cached * BLOCK, generated)
 
-    def learn(self) -> list[list[NewKey]]:
+    def learn(self) -> list[list[NewHash]]:
         """Let time pass, so that responses are looked at; other engines hear of it."""
         self.now_s += SETTLE_S
         learnt = []
@@ -87,18 +86,9 @@ class Fleet:
         return [match.tokens(self.residency.replica(name).bit, 1 << 20) // BLOCK for name in names]  # type: ignore[union-attr]
 
 
-@pytest.fixture(params=[True, False], ids=["equal hashes", "own hashes"])
-def fleet(request: pytest.FixtureRequest) -> Fleet:
-    """Engines that agree on the hashes of blocks, and engines of which each has its own, as before vLLM 0.29."""
-    fleet = Fleet(have_equal_hashes=request.param)
-    for name in (A, B):  # they show whether they agree
-        fleet.store(name, [0])
-    for name in (A, B):
-        fleet.remove(name, [0], 0)
-    assert fleet.known.block_keys.are_hashes == request.param
-    for engine in fleet.engines.values():
-        engine.restart()
-    return fleet
+@pytest.fixture
+def fleet() -> Fleet:
+    return Fleet()
 
 
 TEXT = [1, 2, 3, 4, 5, 6]
@@ -109,16 +99,16 @@ def test_what_a_lower_tier_has_stays_cached_and_is_part_of_the_capacity(fleet: F
     fleet.serve(A, [9, 8])
     fleet.learn()
     engine, other = fleet.engines[A], fleet.hashes(A, [9, 8])
-    fleet.apply(A, BlockStored(fleet.hashes(A, TEXT), None, encoded([]), 0, medium="CPU"))
+    fleet.apply(A, KvEvent(STORED, fleet.hashes(A, TEXT), medium="CPU"))
     assert engine.capacity_ratio == 1.0
 
     fleet.remove(A, TEXT, 0)
     assert fleet.cached(TEXT, A) == [6]
     assert engine.capacity_ratio == pytest.approx((8 + 6) / 8)
-    fleet.apply(A, BlockRemoved([other[1]], "GPU", 0))  # without a copy; older blocks with a copy stay
+    fleet.apply(A, removed_event(other[1]))  # without a copy; older blocks with a copy stay
     assert (fleet.cached(TEXT, A), fleet.cached([9, 8], A)) == ([6], [1])
 
-    fleet.apply(A, BlockRemoved(fleet.hashes(A, TEXT)[4:], "CPU", 0))
+    fleet.apply(A, removed_event(*fleet.hashes(A, TEXT)[4:], medium="CPU"))
     assert fleet.cached(TEXT, A) == [4]
     engine.restart()
     assert engine.capacity_ratio == 1.0
@@ -131,6 +121,19 @@ def test_a_prompt_that_another_router_sends_elsewhere_is_recognised(fleet: Fleet
     fleet.learn()
     fleet.store(B, [*TEXT[:4], 77])
     assert fleet.cached(TEXT, A, B) == [6, 4]
+
+
+def test_an_engine_with_other_hashes_misses_what_others_send_and_takes_no_block_for_another(fleet: Fleet) -> None:
+    fleet.has_own_hashes.add(B)
+    fleet.serve(A, TEXT)
+    fleet.serve(B, TEXT)
+    fleet.learn()
+    fleet.remove(A, TEXT, 4)
+    assert fleet.cached(TEXT, A, B) == [4, 6]
+    fleet.remove(B, TEXT, 2)
+    assert fleet.cached(TEXT, A, B) == [4, 2]
+    fleet.store(B, [9] * 6)
+    assert fleet.cached([9] * 6, A, B) == [0, 0]
 
 
 def test_blocks_that_another_router_stored_before_are_recognised_when_the_prompt_becomes_known(fleet: Fleet) -> None:
@@ -287,7 +290,7 @@ def test_a_cleared_cache_and_a_restart_empty_the_index_at_once(fleet: Fleet, how
     for name in (A, B):
         fleet.serve(name, TEXT)
     if how == "cleared":
-        fleet.apply(A, AllBlocksCleared())
+        fleet.apply(A, KvEvent(CLEARED))
     else:
         fleet.engines[A].restart()
 
@@ -340,10 +343,10 @@ def test_what_waits_and_what_is_known_is_bounded(fleet: Fleet) -> None:
         engine.on_response(served)
     assert len(fleet.learn()) == MAX_SERVED
 
-    known, recent = KnownPrompts(max_keys=10), RecentRuns(max_runs=20)
+    known, recent = KnownPrompts(max_hashes=10), RecentRuns(max_runs=20)
     for letter in range(100):
         fleet.store(A, [letter] * 3)
-        run = engine.blocks.store(BlockStored([letter << 20], None, encoded([letter] * BLOCK), BLOCK), 0.0)
+        run = engine.blocks.store(KvEvent(STORED, [letter << 20], None, BLOCK), 0.0)
         assert run is not None
         recent.add(run)
         known.learn(run, 0, KnownPrompt([letter], 4.0), BLOCK)
@@ -353,7 +356,7 @@ def test_what_waits_and_what_is_known_is_bounded(fleet: Fleet) -> None:
 
     recent = RecentRuns(max_blocks=100)
     for number in range(20):
-        recent.add(StoredRun([number * 30 + at for at in range(30)], None, 0, range(30), 0.0))
+        recent.add(StoredRun([number * 30 + at for at in range(30)], None, 0, 0.0))
         assert len(recent) <= 3
 
 
@@ -363,14 +366,13 @@ def test_an_event_of_many_blocks_is_applied_in_pieces_as_small_ones_are(fleet: F
     record = fleet.residency.insert(A, fleet.chain(text), fleet.now_s, len(text) * BLOCK + 1)
     fleet.now_s += 0.1
     hashes = fleet.hashes(A, text)
-    tokens = encoded([letter for letter in text for _ in range(BLOCK)])
-    stored = BlockStored(hashes, None, tokens, BLOCK, medium="GPU")
+    stored = KvEvent(STORED, hashes, None, BLOCK, "GPU")
     assert sum(1 for _ in fleet.engines[A].apply([stored])) >= 2
     assert len(fleet.engines[A].blocks) == len(text)
     record.confirm(len(text) * BLOCK + 1, 0, 1)
     fleet.learn()
     assert fleet.cached(text, A) == [len(text)]
-    removed = BlockRemoved(hashes[:2:-1], "GPU", 0)
+    removed = removed_event(*hashes[:2:-1])
     assert sum(1 for _ in fleet.engines[A].apply([removed])) >= 2
     assert fleet.cached(text, A) == [3]
 

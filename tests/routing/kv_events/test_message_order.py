@@ -14,6 +14,7 @@ from routing.kv_events.message_order import (
     LOSSES_S,
     MAX_FAILURES,
     MAX_LOSSES,
+    MAX_MALFORMED,
     MAX_WAITING_BYTES,
     PAUSE_S,
     MessageOrder,
@@ -21,7 +22,7 @@ from routing.kv_events.message_order import (
     StreamState,
 )
 from routing.types import TargetId
-from tests.fakes.kv_publisher import CLEARED, payload_of, stored
+from tests.fakes.kv_publisher import CLEARED, payload_of, removed_event, stored
 
 TARGET = TargetId("a")
 
@@ -281,14 +282,8 @@ def test_the_lag_is_measured_and_the_age_ignores_the_difference_of_clocks() -> N
     stream = connected(2)
     assert stream.order.lag_s is not None
     assert stream.order.lag_s > 1e6  # messages of this test have their numbers as times
-    stored_s = [run.stored_s for run, _ in stream.order.engine.blocks.remove(removed_all(3))]
+    stored_s = [run.stored_s for run, _ in stream.order.engine.blocks.remove(removed_event(0, 1, 2))]
     assert max(stored_s) == 1000.0
-
-
-def removed_all(count: int):
-    from routing.kv_events.decoding import BlockRemoved
-
-    return BlockRemoved(list(range(count)), "GPU", 0)
 
 
 def test_gap_after_gap_is_a_fault_of_the_stream_until_it_is_opened_again() -> None:
@@ -309,6 +304,18 @@ def test_rare_gaps_are_no_fault() -> None:
         stream.now_s += LOSSES_S / (MAX_LOSSES - 1) + 1
         stream.sees(number)
         assert not stream.order.fault
+
+
+def test_an_engine_of_an_unsupported_release_is_a_fault_that_says_what_is_expected() -> None:
+    """vLLM before 0.24 encodes an event as an array."""
+    stream = connected(0, can_replay=False)
+    for number in range(1, 1 + MAX_MALFORMED):
+        assert not stream.order.fault
+        stream.take(stream.order.on_message(number, payload_of([["BlockStored", [number], None, [1] * 4, 4]])))
+    assert "vLLM 0.24 or later" in stream.order.fault
+    assert "object" in stream.order.fault
+    stream.sees(1 + MAX_MALFORMED)
+    assert not stream.order.fault
 
 
 def test_an_engine_that_serves_prompts_and_publishes_nothing_is_a_fault() -> None:

@@ -11,14 +11,14 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
-from routing.kv_events.decoding import AllBlocksCleared, BlockRemoved, BlockStored, decode_batch
+from routing.kv_events.decoding import CLEARED, REMOVED, STORED, decode_batch
 from routing.kv_events.engine_blocks import EngineBlocks
 from routing.schema import KvEvents, LowestCostSettings, PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig
 from tests.routing.building import SECRET
-from tests.routing.kv_events.test_decoding import ids
 from tests.routing.proxy.harness import Harness, routed
 from tests.routing.standin.replica_process import DEADLINE_S, ReplicaProcess, replica_process
 
@@ -163,22 +163,22 @@ def test_the_stand_in_publishes_what_its_cache_holds() -> None:
             dealer.send_multipart([b"", b"\0" * 8])
             blocks, counts, kinds, prompts = EngineBlocks(10_000), [], [], []
             while (frames := dealer.recv_multipart())[-2] != b"\xff" * 8:
-                for event in decode_batch(frames[-1]).events:
-                    kinds.append(type(event))
-                    match event:
-                        case BlockStored():
-                            run = blocks.store(event, 0.0)
-                            assert run is not None
-                            assert run.keys, "its parent is known"
-                            prompts += [ids(event)] if event.parent is None else []
-                        case BlockRemoved():
-                            blocks.remove(event)
-                        case AllBlocksCleared():
-                            blocks.clear(is_complete=True)
+                sent = msgspec.msgpack.decode(frames[-1])[1]
+                for event, fields in zip(decode_batch(frames[-1]).events, sent, strict=True):
+                    kinds.append(event.type)
+                    if event.type == STORED:
+                        run = blocks.store(event, 0.0)
+                        assert run is not None
+                        assert run.is_placed, "its parent is known"
+                        prompts += [fields["token_ids"]] if event.parent is None else []
+                    elif event.type == REMOVED:
+                        blocks.remove(event)
+                    else:
+                        blocks.clear(is_complete=True)
                 counts.append(blocks.blocks)
 
-        assert BlockRemoved in kinds
-        assert kinds.count(AllBlocksCleared) == 1
+        assert REMOVED in kinds
+        assert kinds.count(CLEARED) == 1
         assert 100 < max(counts) <= 128
         assert prompts[7] == tokens[: len(prompts[7])]
         assert len(prompts) == 8

@@ -314,7 +314,7 @@ async def test_a_defect_in_one_stream_does_not_end_the_others(
         await until(lambda: all(state(replica) == "following" for replica in replicas), "both")
         with monkeypatch.context() as broken:
             engines = [f.engine for f in router.subscriptions._followers.values()]
-            broken.setattr(engines[0].blocks, "store_counted", lambda *_: 1 / 0)
+            broken.setattr(engines[0].blocks, "store", lambda *_: 1 / 0)
             one.publish(stored([1], [1] * 4))
             await until(lambda: "defect" in caplog.text, "the defect")
             assert state(replicas[0]) == "estimated"
