@@ -1,10 +1,9 @@
 """Finds out whether the engine of a silent replica works, by its ``/metrics`` counters and, in doubt, by a probe.
 
-Theory of operation. vLLM's API server responds to ``/metrics`` while the engine behind it hangs, with the values of the
-engine's last step. Each step changes some of them: a prefill takes KV blocks chunk by chunk and raises
-``kv_cache_usage_perc``, a decode counts ``generation_tokens``. Values that stay the same while requests are at the
-engine show that it takes no steps. Only values reported by the engine are read; the API server's own values change
-without it. Names are those of vLLM 0.10 to 0.33.
+Theory of operation. An engine's API server responds to ``/metrics`` while the engine behind it hangs, with the values
+of the engine's last step. Each step changes some of them (``routing/engines.py``): a prefill takes KV blocks chunk by
+chunk, a decode counts tokens. Values that stay the same while requests are at the engine show that it takes no steps.
+The API server's own values change without it, and are not read.
 
 ``stall_detection.py`` calls ``check`` while requests wait at a replica that sends no byte. All times are fractions of
 the pool's ``stall_s`` (3 s). After a third of it in silence the counters are read, one read at a time. They are read
@@ -34,10 +33,11 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from enum import Enum
 from typing import NamedTuple
 
+from routing.engines import ENGINES
 from routing.http.response_json import Usage
 from routing.http.usage import ResponseTail, has_token, prompt_and_cached
 from routing.log import defect
@@ -50,15 +50,14 @@ MAX_PROBE_BYTES = 64 << 10  # of its response
 TIMEOUT_RATIO = 2.0  # times ``stall_s``: time limit of a read or a probe
 MAX_PAUSE_S = 60.0  # between successful probes
 
-_STEP_METRICS = (
-    b"generation_tokens_total|prompt_tokens_total|iteration_tokens_total_count|iteration_tokens_total_sum|"
-    b"prefix_cache_queries_total|gpu_prefix_cache_queries_total|kv_cache_usage_perc|gpu_cache_usage_perc|"
-    b"num_preemptions_total|request_success_total"
-)
-_step_lines = re.compile(rb"^vllm:(?:" + _STEP_METRICS + rb")(?:\{[^}\n]*\})? [^\s]+", re.MULTILINE).findall
-_request_lines = re.compile(
-    rb"^vllm:num_requests_(?:running|waiting)(?:\{[^}\n]*\})? ([0-9.e+]+)", re.MULTILINE
-).findall
+
+def _lines_of(metrics: Iterable[str], value: bytes) -> Callable[[bytes], list[bytes]]:
+    names = b"|".join([re.escape(name).encode() for name in metrics])
+    return re.compile(rb"^(?:" + names + rb")(?:\{[^}\n]*\})? " + value, re.MULTILINE).findall
+
+
+_step_lines = _lines_of([name for engine in ENGINES for name in engine.step_metrics], rb"[^\s]+")
+_requests = _lines_of([name for engine in ENGINES for name in engine.request_metrics], rb"([0-9.e+]+)")
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +82,7 @@ def parse_counters(text: bytes) -> EngineCounters | NoCounters:
     if not lines:
         return NoCounters.ABSENT
     try:
-        return EngineCounters(lines, sum(map(float, _request_lines(text))))
+        return EngineCounters(lines, sum(map(float, _requests(text))))
     except ValueError:
         return NoCounters.ABSENT
 

@@ -34,12 +34,12 @@ from math import inf
 from statistics import median
 from typing import Final, NamedTuple
 
+from routing.engines import STEP_TOKENS
 from routing.types import ReplicaId
 
 SLACK_RATIO: Final = 3.0  # allowed duration / expected duration
 UNMEASURED_RATE: Final = 1000.0  # tokens/s, until any replica's rate was measured: a slow one must not look hung
 SILENCE_HALF_LIFE_S: Final = 300.0
-STEP_TOKENS: Final = 8192  # the most that an engine prefills in one step: vLLM's default for API servers
 UNMEASURED_STEP_RATIO: Final = 1.5  # allowed duration of a step / ``stall_s``, until any replica's rate was measured
 
 

@@ -26,6 +26,7 @@ from msgspec.structs import asdict
 
 from routing.balancing.replicas import rank_of
 from routing.balancing.warm_up_prefixes import PopularPrefixes, PrefixKey, WarmUpPrompt, extract_prefix
+from routing.engines import rejects_priorities
 from routing.health.checks import active_replicas
 from routing.http.loop import log_exceptions
 from routing.http.request import Request, RequestHead
@@ -39,7 +40,6 @@ from routing.types import BLOCK_BYTES, NoReplicaError, ReplicaId, TargetId
 MAX_FAILURES = 3  # requests that fail in a row, after which no more are sent
 MAX_ERROR_BYTES = 4096  # of an error response that are read, for the reason
 BAD_REQUEST = 400
-PRIORITY_REJECTED_TEXT = b"riority scheduling"  # in the 400 of a vLLM that schedules by arrival
 
 if TYPE_CHECKING:
     from routing.balancing.placement import Decision
@@ -204,7 +204,7 @@ class WarmUpCall:
     @property
     def lacks_priorities(self) -> bool:
         """Whether the engine rejected the request because of its priority."""
-        return self._with_priority and PRIORITY_REJECTED_TEXT in self._error
+        return self._with_priority and rejects_priorities(self._error)
 
     @property
     def usage(self) -> Usage | None:

@@ -21,6 +21,7 @@ from enum import IntEnum
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from routing.engines import RANK_HEADER
 from routing.http.request import (
     EncodedBody,
     RequestHead,
@@ -282,7 +283,7 @@ class ProcessingStream:
             fields.append(("authorization", b"Bearer " + address.api_key.encode()))
             hidden = [name for name in hidden if name != "authorization"]
         if decision.target.rank is not None:
-            fields.append(("x-data-parallel-rank", b"%d" % decision.target.rank))
+            fields.append((RANK_HEADER.decode().lower(), b"%d" % decision.target.rank))
         removed = [*self._digests, *(hidden if address.hides_keys else [])]
         if request.head.coding:
             removed = [*removed, "content-encoding"]

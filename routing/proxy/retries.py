@@ -16,6 +16,7 @@ from http import HTTPStatus
 from time import time
 from typing import TYPE_CHECKING, Final
 
+from routing.engines import BUSY, error_cause
 from routing.http.response import RejectedRequestError, ResponseHead
 from routing.log import event
 from routing.types import NoReplicaError, ReplicaId
@@ -35,9 +36,6 @@ LIMITING_STATUSES: Final = frozenset({429, 503})
 RETRIED_STATUSES: Final = frozenset({502, 503, 504})
 TOO_MANY: Final = HTTPStatus.TOO_MANY_REQUESTS.value
 GATEWAY_TIMEOUT: Final = HTTPStatus.GATEWAY_TIMEOUT.value
-SHUTTING_DOWN: Final = b"cannot schedule new futures after shutdown"  # vLLM's 500 while it drains
-QUEUE_FULL: Final = b"currently busy and cannot accept new requests"  # vLLM's 503 at its own limit of waiting requests
-BUSY: Final = "busy"
 
 MAX_RETRY_AFTER_S: Final = 60.0  # how long a replica may ask for no requests
 
@@ -73,11 +71,7 @@ def retry_cause(head: ResponseHead, body: bytes) -> str | None:
     status = head.status
     if status == TOO_MANY:
         return "status_429" if _retry_after(head.lines) else None
-    if status == 500 and SHUTTING_DOWN in body:
-        return "draining"
-    if status == 503 and QUEUE_FULL in body:
-        return BUSY
-    return f"status_{status}" if status in RETRIED_STATUSES else None
+    return error_cause(status, body) or (f"status_{status}" if status in RETRIED_STATUSES else None)
 
 
 def record_error_response(

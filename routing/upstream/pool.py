@@ -16,6 +16,7 @@ import ssl
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
+from routing.engines import IDLE_S, RANK_HEADER
 from routing.http.loop import Deadlines, Timeout, WriteBuffer
 from routing.http.request import Request
 from routing.http.response import HeaderCache, ResponseHead
@@ -27,7 +28,7 @@ from routing.upstream.connection import UpstreamConnection
 
 logger = logging.getLogger(__name__)
 
-IDLE_S: Final = 4.0  # seconds; below the 5 s after which vLLM's server closes an idle connection
+KEEP_S: Final = IDLE_S - 1.0  # of an idle connection: the router closes it before the engine does
 MAX_IDLE: Final = 512  # idle connections
 USAGE_REJECTED_S: Final = 600.0  # before an engine that rejected a usage request gets another one
 
@@ -77,7 +78,7 @@ class Address:
             lines += self.authorization
         if rank is not None:
             lines_without_rank = [line for line in lines.splitlines(keepends=True) if not _is_rank(line)]
-            lines = b"%bX-data-parallel-rank: %d\r\n" % (b"".join(lines_without_rank), rank)
+            lines = b"%b%b: %d\r\n" % (b"".join(lines_without_rank), RANK_HEADER, rank)
         length = b"Content-Length: %d\r\n" % body_bytes if body_bytes or head.method == b"POST" else b""
         return b"%b %b%b HTTP/1.1\r\nHost: %b\r\nAccept-Encoding: identity\r\n%bX-Request-Id: %b\r\n%b\r\n" % (
             head.method,
@@ -91,7 +92,7 @@ class Address:
 
 
 def _is_rank(line: bytes) -> bool:
-    return line.partition(b":")[0].lower().replace(b"_", b"-") == b"x-data-parallel-rank"
+    return line.partition(b":")[0].lower().replace(b"_", b"-") == RANK_HEADER.lower()
 
 
 async def permitted_hosts(address: Address) -> list[str]:
@@ -241,7 +242,7 @@ class ConnectionPool:
             upstream.abort()
             return
         self._idle[upstream] = None
-        self._deadlines.arm(upstream, IDLE_S)
+        self._deadlines.arm(upstream, KEEP_S)
 
     def on_closed(self, upstream: UpstreamConnection) -> None:
         self._idle.pop(upstream, None)

@@ -134,6 +134,16 @@ def test_every_captured_release_has_the_counters(capture: Path) -> None:
     assert {b"vllm:generation_tokens_total", b"vllm:kv_cache_usage_perc", b"vllm:prompt_tokens_total"} <= names
 
 
+def test_sglang_shows_its_steps_and_requests() -> None:
+    text = (
+        'sglang:generation_tokens_total{model_name="m"} 5.0\nsglang:token_usage{model_name="m",tp_rank="0"} 0.2\n'
+        'sglang:num_running_reqs{model_name="m"} 2.0\nsglang:num_queue_reqs{model_name="m"} 1.0\n'
+    )
+    before, after = counters(text.encode()), counters(text.replace(" 0.2", " 0.3").encode())
+    assert (before.requests, len(before.lines)) == (3, 2)
+    assert before.lines != after.lines
+
+
 def test_gauges_show_whether_an_engine_has_requests() -> None:
     assert counters((DATA / "vllm-metrics-0.32.0-busy.txt").read_bytes()).requests > 0
     assert counters((DATA / "vllm-metrics-0.32.0-idle.txt").read_bytes()).requests == 0

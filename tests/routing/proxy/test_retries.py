@@ -73,6 +73,7 @@ RETRIED: dict[str, tuple[Script, str]] = {
     "503 and long": (answering(b"x" * 200_000, status=503), "status_503"),
     "draining vLLM": (answering(DRAINING, status=500), "draining"),
     "a full queue": (answering(BUSY, status=503), "busy"),
+    "a full queue of SGLang": (answering(b'{"message":"The request queue is full."}', status=503), "busy"),
     "aborted": (answering(ABORTED), "aborted"),
     "429 for a while": (answering(b"{}", status=429, extra=b"Retry-After: 1\r\n"), "status_429"),
 }
