@@ -49,7 +49,7 @@ from itertools import takewhile
 from time import monotonic
 from typing import Final
 
-from routing.balancing.residency import RequestResidency
+from routing.balancing.residency import SentPrompt
 from routing.schema import PoolConfig
 from routing.types import BLOCK_BYTES, BLOCK_TOKENS, TargetId
 
@@ -252,7 +252,7 @@ class Ticket:
         self,
         tracker: LoadTracker,
         load: Load,
-        residency_record: RequestResidency | None,
+        residency_record: SentPrompt | None,
         queued_tokens: float,
         *,
         is_plain: bool = False,
@@ -384,7 +384,7 @@ class LoadTracker:
         self,
         target: TargetId,
         uncached_tokens: int,
-        residency_record: RequestResidency | None = None,
+        residency_record: SentPrompt | None = None,
         *,
         is_plain: bool = False,
     ) -> Ticket:

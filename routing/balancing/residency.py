@@ -1,5 +1,8 @@
 """Estimated residency: which blocks each replica probably has cached, as a result of the requests sent there.
 
+``SentPrompt`` is what was sent, and what was known of it then; ``SentPrompt.confirm`` learns from what is reported, in
+one order; ``Residency`` and ``block_index.py`` are what is known.
+
 Theory of operation. Prompts are chains of block hashes, stored as runs of blocks (``block_index.py``). Each replica has
 an LRU of runs (``ReplicaBlocks``), limited by its engine's capacity and by age. All replicas together are limited
 as well; above that limit they evict their oldest runs in turn. The tail of a prompt is evicted before its head, as in
@@ -57,13 +60,11 @@ from routing.balancing.block_index import (
     Branches,
     Chain,
     Level,
-    OnResponse,
     ReplicaBlocks,
     ReplicaBlockTables,
     ServedPrompt,
     Tail,
     TailReuse,
-    Use,
     tail_key,
     tail_tokens,
 )
@@ -149,8 +150,8 @@ MIN_REPLACED_RATIO: Final = 0.5  # of a tail that must be cached for the longer 
 MAX_SCALE: Final = 8.0  # reported / estimated tokens of the new part of a prompt, at most, and its inverse at least
 
 
-class RequestResidency:
-    """Compares the predicted cached tokens of one request with those that its response reports."""
+class SentPrompt:
+    """A prompt that was sent to a replica, and what was known of it then; its response teaches the rest."""
 
     __slots__ = (
         "_block_tokens",
@@ -178,52 +179,86 @@ class RequestResidency:
         residency: Residency,
         replica: ReplicaBlocks,
         chain: Chain,
-        hits: tuple[int, int],
-        known: tuple[int, int],
-        use: Use,
-        prefix_used_s: float,
-        is_checked: bool,
+        now_s: float,
         prompt_tokens: int,
         block_tokens: int,
-        tail: BlockRun | None,
-        previous_tail: BlockRun | None,
         common_hits: ShareByTokens | None,
-        evicted_tokens: int | None,
     ) -> None:
         self._residency = residency
         self._replica = replica
         self._chain = chain
-        self._hit_blocks, self._hit_tokens = hits  # all further blocks are new at the replica
-        self._known_blocks, self._known_tokens = known  # first blocks whose tokens an engine has reported
-        self._use = use
-        self._sent_s = use.used_s
-        self._prefix_used_s = prefix_used_s  # when the replica last used the cached part of the prompt
-        self._is_checked = is_checked  # that part has been prefilled
+        self._sent_s = now_s
         self._prompt_tokens = prompt_tokens  # estimated by the mean ratio of the model
         self._block_tokens = block_tokens  # of each block, by the same ratio
-        self._tail = tail  # its own; None where tails are not used yet
-        self._previous_tail = previous_tail  # of the prompt that this one continues, if any
-        self._previous_tail_tokens = tail_tokens(previous_tail) if previous_tail is not None else 0
         self._common_hits = common_hits  # None: the replica is not the prompt's common replica
-        self._evicted_tokens = evicted_tokens  # since the first new block was, above the capacity; None: it was not
+        self._hit_blocks = self._hit_tokens = 0  # cached beginning; all further blocks are new at the replica
+        self._known_blocks = self._known_tokens = 0  # first blocks whose tokens an engine has reported
+        self._prefix_used_s = now_s  # when the replica last used the cached part of the prompt
+        self._is_checked = False  # that part has been prefilled
+        self._tail: BlockRun | None = None  # its own; None where tails are not used yet
+        self._previous_tail: BlockRun | None = None  # of the prompt that this one continues, if any
+        self._previous_tail_tokens = 0
+        self._evicted_tokens: int | None = None  # since the first new block was, above the capacity; None: it was not
+        path = residency.index.path(chain, residency.on_split, block_tokens)
+        residency.index.count_prompt(path, residency.max_share)
+        new_runs, is_known = self._walk(path, now_s), True
+        for run in path:
+            is_known = is_known and run.is_learned
+            if is_known:
+                self._known_blocks += run.length
+                self._known_tokens += run.tokens
+        if new_runs:
+            self._evicted_tokens = replica.take_evicted(chain, self._hit_blocks)
+        if path and replica.uses_tails:
+            if self._hit_blocks < len(chain):
+                self._previous_tail = residency.cached_tail(replica, chain, self._hit_blocks)
+            if self._previous_tail is not None:
+                self._previous_tail_tokens = tail_tokens(self._previous_tail)
+            self._tail = residency.add_tail(replica, tail_key(chain, len(chain)), path[-1])
+            path.append(self._tail)
+        self._use = replica.add_use(path, now_s)
+        residency.index.entries += new_runs
+
+    def _walk(self, path: list[BlockRun], now_s: float) -> int:
+        """Record the prompt's runs at the replica; how many are new there."""
+        replica, new_runs, stale_before_s = self._replica, 0, self._replica.stale_before_s(now_s)
+        bit, runs = replica.bit, replica.runs
+        for run in path:
+            if run.mask & bit:
+                earlier = runs[run]
+                if earlier.used_s < stale_before_s:
+                    self._residency.reuse.count_reused(run.tokens)
+                if not new_runs:
+                    self._hit_blocks += run.length
+                    self._hit_tokens += run.tokens
+                    self._prefix_used_s = earlier.used_s
+                    self._is_checked = earlier.is_prefilled or now_s - earlier.used_s >= MAX_PREFILL_S
+            else:
+                run.mask |= bit
+                replica.tokens += run.tokens
+                new_runs += 1
+        return new_runs
 
     def set_running(self, *, is_running: bool) -> None:
         """Whether the request is at the replica, which cannot evict its blocks then."""
         self._use.is_running = is_running
 
     def confirm(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int | None = None) -> None:
-        """Learn from a response. All arguments are counts by the engine's tokenizer."""
+        """Learn from a response, in the order of the calls. All arguments are counts by the engine's tokenizer."""
         self._use.is_prefilled = True
         if self._prompt_tokens <= 0 or prompt_tokens <= 0:
             return
-        rest_tokens = self._learn_tokens(prompt_tokens)
-        if self._replica.on_response is not None:
-            self._report(self._replica.on_response, prompt_tokens, cached_tokens, generated_tokens, rest_tokens)
-        if self._evicted_tokens is None or not self._learn_capacity(prompt_tokens, cached_tokens, self._evicted_tokens):
+        rest_tokens = self._learn_tokens(prompt_tokens)  # first: sizes of what the others compare
+        self._report(prompt_tokens, cached_tokens, generated_tokens, rest_tokens)
+        if not self._learn_capacity(prompt_tokens, cached_tokens):  # what a lower tier had is no other router's work
             self._learn_unrecorded_hits(prompt_tokens, cached_tokens)
         self._learn_tails(rest_tokens, cached_tokens, generated_tokens)
         predicted = min(self._hit_tokens, prompt_tokens)
         self._learn_caching(predicted, cached_tokens)
+        self._learn_misses(predicted, cached_tokens)  # last: it evicts
+
+    def _learn_misses(self, predicted: int, cached_tokens: int) -> None:
+        """Evict what the replica last used before prefixes that it had lost, once enough responses have shown that."""
         if predicted < MIN_CHECKED_TOKENS or not self._is_checked:
             return
         replica, used_s = self._replica, self._prefix_used_s
@@ -285,22 +320,19 @@ class RequestResidency:
             replica.zero_hits += 1
             replica.caches_nothing = replica.zero_hits >= ZERO_HITS and sent_s - replica.zero_since_s >= ZERO_HITS_S
 
-    def _report(
-        self,
-        on_response: OnResponse,
-        prompt_tokens: int,
-        cached_tokens: int,
-        generated_tokens: int | None,
-        rest_tokens: int,
-    ) -> None:
-        """Report the response to what follows the replica's KV events."""
+    def _report(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int | None, rest_tokens: int) -> None:
+        """Report the response to what follows the replica's KV events, if anything does."""
+        if (on_response := self._replica.on_response) is None:
+            return
         chain = self._chain
         tokens_per_block = (prompt_tokens - rest_tokens) / len(chain) if chain else float(self._block_tokens)
         served = ServedPrompt(chain, self._sent_s, tokens_per_block, prompt_tokens, cached_tokens, generated_tokens)
         on_response(served)
 
-    def _learn_capacity(self, prompt_tokens: int, cached_tokens: int, evicted_tokens: int) -> bool:
+    def _learn_capacity(self, prompt_tokens: int, cached_tokens: int) -> bool:
         """Learn whether the engine still had blocks that were evicted here; whether it had."""
+        if (evicted_tokens := self._evicted_tokens) is None:
+            return False
         replica, unrecorded = self._replica, prompt_tokens - self._hit_tokens
         is_found = cached_tokens - self._hit_tokens > FOUND_RATIO * min(unrecorded, RUN_TOKENS)
         if replica.on_response is None and not self._residency.unrecorded_hits.has_other_routers:
@@ -445,17 +477,6 @@ class Match:
         return tokens if replica is None else tokens - tokens % replica.engine_block_tokens
 
 
-def _learned_part(path: list[BlockRun]) -> tuple[int, int]:
-    """Blocks and tokens of a prompt's first runs whose tokens an engine has reported."""
-    blocks = tokens = 0
-    for run in path:
-        if not run.is_learned:
-            break
-        blocks += run.length
-        tokens += run.tokens
-    return blocks, tokens
-
-
 class Residency:
     """The estimated cached blocks of all replicas. Times are seconds of any one clock that never goes back."""
 
@@ -517,7 +538,7 @@ class Residency:
         surplus = levels[-1][2] - levels[-1][0] * (block_tokens or self.block_tokens) if levels else 0
         match = Match(chain, levels, self.branches, self.replicas, surplus, self.reuse.ratio)
         if self.unrecorded_hits.has_other_routers:
-            match.common_key_at = self.index.common_key_at(self._max_share())
+            match.common_key_at = self.index.common_key_at(self.max_share)
         if levels and (blocks := levels[-1][0]) < len(chain):
             match.branch_tokens = self.branches.tokens(chain[blocks - 1])
             tail = self.index.run_starting_with(tail_key(chain, blocks))
@@ -525,7 +546,8 @@ class Residency:
                 match.tail_mask, match.tail_tokens = tail.mask, int(self.tails.ratio * tail_tokens(tail))
         return match
 
-    def _max_share(self) -> float:
+    @property
+    def max_share(self) -> float:
         """Share of all prompts up to which prompts with the same prefix have the same common replica."""
         return MAX_PREFIX_SHARE / max(1, len(self.replicas.by_target))
 
@@ -537,7 +559,7 @@ class Residency:
         prompt_tokens: int = 0,
         block_tokens: int | None = None,
         common_hits: ShareByTokens | None = None,
-    ) -> RequestResidency:
+    ) -> SentPrompt:
         """Add a prompt that is sent to a replica; ``prompt_tokens`` is its estimated length by the model's mean ratio.
 
         ``block_tokens`` is as for ``match``. ``common_hits`` learns from the response; None: not the common replica.
@@ -545,68 +567,24 @@ class Residency:
         placed = self.placed
         if placed is not None and len(placed) < MAX_PLACED:
             placed.append((target, block_tokens or self.block_tokens, chain))
-        return self._insert(target, chain, now_s, prompt_tokens, block_tokens, common_hits)
+        return self._send(target, chain, now_s, prompt_tokens, block_tokens, common_hits)
 
-    def _insert(
+    def _send(
         self,
         target: TargetId,
         chain: Chain,
         now_s: float,
-        prompt_tokens: int,
-        block_tokens: int | None,
-        common_hits: ShareByTokens | None,
-    ) -> RequestResidency:
+        prompt_tokens: int = 0,
+        block_tokens: int | None = None,
+        common_hits: ShareByTokens | None = None,
+    ) -> SentPrompt:
         replica = self.replicas.by_target.get(target) or self.add_replica(target)
-        block_tokens = block_tokens or self.block_tokens
         self.dispatches += 1
-        path = self.index.path(chain, self._on_split, block_tokens)
-        bit, runs = replica.bit, replica.runs
-        self.index.count_prompt(path, self._max_share())
-        new_runs = hit_blocks = hit_tokens = 0  # runs that are new at the replica, and what is before the first of them
-        prefix_used_s, stale_before_s = now_s, replica.stale_before_s(now_s)
-        is_checked = False
-        for run in path:
-            if run.mask & bit:
-                earlier = runs[run]
-                if earlier.used_s < stale_before_s:
-                    self.reuse.count_reused(run.tokens)
-                if not new_runs:
-                    hit_blocks += run.length
-                    hit_tokens += run.tokens
-                    prefix_used_s = earlier.used_s
-                    is_checked = earlier.is_prefilled or now_s - prefix_used_s >= MAX_PREFILL_S
-            else:
-                run.mask |= bit
-                replica.tokens += run.tokens
-                new_runs += 1
-        evicted_tokens = replica.take_evicted(chain, hit_blocks) if new_runs else None
-        known = _learned_part(path)
-        tail = previous_tail = None
-        if path and replica.uses_tails:
-            previous_tail = self._cached_tail(replica, chain, hit_blocks) if hit_blocks < len(chain) else None
-            tail = self._add_tail(replica, tail_key(chain, len(chain)), path[-1])
-            path.append(tail)
-        use = replica.add_use(path, now_s)
-        self.index.entries += new_runs
+        sent = SentPrompt(self, replica, chain, now_s, prompt_tokens, block_tokens or self.block_tokens, common_hits)
         self._evict(replica, now_s)
         if replica.caches_nothing:
             self.clear(target)
-        return RequestResidency(
-            self,
-            replica,
-            chain,
-            (hit_blocks, hit_tokens),
-            known,
-            use,
-            prefix_used_s,
-            is_checked,
-            prompt_tokens,
-            block_tokens,
-            tail,
-            previous_tail,
-            common_hits,
-            evicted_tokens,
-        )
+        return sent
 
     def restore(
         self, target: TargetId, chain: Chain, used_s: float, tail_tokens: int, runs: Sequence[tuple[int, int]] = ()
@@ -623,8 +601,8 @@ class Residency:
         for blocks, tokens in runs:
             at += blocks
             block_tokens = tokens / blocks if tokens else float(self.block_tokens)
-            self.index.path(chain[:at], self._on_split, block_tokens, is_learned=tokens > 0)
-        self._insert(target, chain, used_s, 0, None, None).restore_tail(tail_tokens)
+            self.index.path(chain[:at], self.on_split, block_tokens, is_learned=tokens > 0)
+        self._send(target, chain, used_s).restore_tail(tail_tokens)
 
     @property
     def ttl_s(self) -> float:
@@ -641,13 +619,13 @@ class Residency:
         replica = self.replicas.by_target.get(target)
         if replica is None or not chain:
             return
-        path, bit = self.index.path(chain, self._on_split, block_tokens or self.block_tokens), replica.bit
+        path, bit = self.index.path(chain, self.on_split, block_tokens or self.block_tokens), replica.bit
         for run in path:
             if not run.mask & bit:
                 run.mask |= bit
                 replica.tokens += run.tokens
                 self.index.entries += 1
-        tail = self._cached_tail(replica, chain, len(chain))
+        tail = self.cached_tail(replica, chain, len(chain))
         if tail is not None:
             path.append(tail)
         replica.add_use(path, now_s)
@@ -677,7 +655,7 @@ class Residency:
             return
         if run.hashes[0] != chain[blocks]:
             self.index.path(
-                chain[:blocks], self._on_split, self.block_tokens
+                chain[:blocks], self.on_split, self.block_tokens
             )  # splits the run, so that its first blocks stay
             run = self.index.run_with_block(chain, blocks) or run
         replica.evict_run(run)
@@ -694,12 +672,12 @@ class Residency:
         if replica is not None:
             replica.evict_until(inf)
 
-    def _cached_tail(self, replica: ReplicaBlocks, chain: Chain, blocks: int) -> BlockRun | None:
+    def cached_tail(self, replica: ReplicaBlocks, chain: Chain, blocks: int) -> BlockRun | None:
         """The tail after the first ``blocks`` of a chain, if the replica has it."""
         tail = self.index.run_starting_with(tail_key(chain, blocks)) if blocks else None
         return tail if tail is not None and tail.mask & replica.bit else None
 
-    def _add_tail(self, replica: ReplicaBlocks, key: int, before: BlockRun) -> BlockRun:
+    def add_tail(self, replica: ReplicaBlocks, key: int, before: BlockRun) -> BlockRun:
         """Add the tail with this key, after the last run of its prompt, to a replica."""
         tail = self.index.run_starting_with(key)
         if tail is None:
@@ -712,7 +690,8 @@ class Residency:
             self.index.entries += 1
         return tail
 
-    def _on_split(self, head: BlockRun, tail: BlockRun) -> None:
+    def on_split(self, head: BlockRun, tail: BlockRun) -> None:
+        """Called when a run was split, as of ``BlockIndex.path``."""
         for replica in self.replicas.replicas_of_mask(tail.mask):
             replica.on_split(head, tail)
 

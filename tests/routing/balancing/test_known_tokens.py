@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from routing.balancing.residency import RequestResidency, Residency
+from routing.balancing.residency import Residency, SentPrompt
 from routing.balancing.residency_snapshot import decode_uses, encode_uses, restore_uses
 from tests.routing.building import names
 
@@ -25,7 +25,7 @@ def residency_of(capacity: int = 100_000, engine_block_tokens: int | None = None
     return residency
 
 
-def sent(residency: Residency, prompt: list[int], at_s: float = 0.0, replica: str = A) -> RequestResidency:
+def sent(residency: Residency, prompt: list[int], at_s: float = 0.0, replica: str = A) -> SentPrompt:
     return residency.insert(replica, prompt, at_s, BLOCK * len(prompt))
 
 

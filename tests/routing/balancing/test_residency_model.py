@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from routing.balancing.block_index import ReplicaBlocks, Tail
-from routing.balancing.residency import RequestResidency, Residency
+from routing.balancing.residency import Residency, SentPrompt
 from routing.balancing.residency_snapshot import decode_uses, encode_uses, restore_uses
 from routing.types import ReplicaId
 from tests.routing.building import names
@@ -24,7 +24,7 @@ salts = st.sampled_from([0, 1])  # of tenants or adapters, which share no blocks
 class Sent(NamedTuple):
     """A dispatched prompt, for the residency and the model."""
 
-    record: RequestResidency
+    record: SentPrompt
     held: dict[int, float]  # the model of that replica
     new_blocks: frozenset[int]
     at_s: float
@@ -137,7 +137,7 @@ class CrowdedMachine(RuleBasedStateMachine):
     )
     def is_sent(
         self, replica: ReplicaId, prompt: list[int], salt: int, *, is_matched: bool, later_s: float
-    ) -> RequestResidency:
+    ) -> SentPrompt:
         self.now_s += later_s
         hashes = chain(prompt, salt)
         self.parents.update(zip(hashes, [None, *hashes], strict=False))
@@ -146,11 +146,11 @@ class CrowdedMachine(RuleBasedStateMachine):
         return self.residency.insert(replica, hashes, self.now_s, len(hashes))
 
     @rule(one=consumes(sent))
-    def is_rolled_back(self, one: RequestResidency) -> None:
+    def is_rolled_back(self, one: SentPrompt) -> None:
         one.roll_back()
 
     @rule(one=consumes(sent), cached=st.integers(0, 12), generated=st.integers(0, 6) | st.none())
-    def is_confirmed(self, one: RequestResidency, cached: int, generated: int | None) -> None:
+    def is_confirmed(self, one: SentPrompt, cached: int, generated: int | None) -> None:
         one.confirm(12, cached, generated)
 
     @rule(replica=st.sampled_from(REPLICAS), ago_s=st.integers(0, 6))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from routing.balancing.residency import RequestResidency, Residency
+from routing.balancing.residency import Residency, SentPrompt
 from tests.routing.building import names
 
 A, B = names(2)
@@ -27,7 +27,7 @@ def turn(residency: Residency, blocks: int, at_s: float, *, cached: int, generat
     sent(residency, blocks, at_s, salt).confirm(BLOCK * blocks + BLOCK // 2, cached, generated)
 
 
-def sent(residency: Residency, blocks: int, at_s: float, salt: int = 0) -> RequestResidency:
+def sent(residency: Residency, blocks: int, at_s: float, salt: int = 0) -> SentPrompt:
     return residency.insert(A, chain(blocks, salt), at_s, BLOCK * blocks + BLOCK // 2)
 
 
