@@ -24,10 +24,10 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from audit import audit_locks
-from compiled import COMPILED, CannotCompileError, compile_router, compiled_wheel, is_compiled
+from compiled import COMPILED, CannotCompileError, check_requirements, compile_router, compiled_wheel, is_compiled
 from environment import CLIENTS, LOCKS, PYTHON, ROOT, UV, VENV, install, install_uv
 from programs import browser, with_programs
 from wheels import VERSIONS, build_wheels
@@ -89,24 +89,30 @@ def test(arguments: list[str]) -> int:
     environment.update(with_programs(TEST_PROGRAMS))
     with contextlib.suppress(FileNotFoundError):
         environment.update(browser())
-    if not arguments and prepare_tests(environment):
-        environment["TEST_ONLY_COMPILED"] = "1"  # tests of compiled modules need not run on the plain router, too
-    return subprocess.call([PYTHON, "-m", "pytest", *XDIST_OPTIONS, "--durations=12", *arguments], env=environment)
+    pytest = [PYTHON, "-m", "pytest", *XDIST_OPTIONS, "--durations=12", *arguments]
+    if arguments:
+        return subprocess.call(pytest, env=environment)
+    with compiling() as can_compile:
+        if can_compile:
+            environment["TEST_ONLY_COMPILED"] = "1"  # tests of compiled modules need not run on the plain router, too
+        collect = [PYTHON, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider"]
+        subprocess.call(collect, env=environment, stdout=subprocess.DEVNULL)  # the bytecode of all tests, once
+        return subprocess.call(pytest, env=environment)
 
 
-def prepare_tests(environment: dict[str, str]) -> bool:
-    """Do once, and side by side, what all test processes need: the compiled router, and the bytecode of all tests.
+@contextlib.contextmanager
+def compiling() -> Iterator[bool]:
+    """Compile the router during the block; yields whether this machine can.
 
-    False if the router cannot be compiled here.
+    Tests of the compiled router wait for it. Those that start first mostly wait for other programs.
     """
-    collect = [PYTHON, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider"]
-    with (
-        subprocess.Popen(collect, env=environment, stdout=subprocess.DEVNULL),
-        contextlib.suppress(CannotCompileError),  # tests/compiled reports it
-    ):
-        compile_router()  # while tests run, compiling takes three times as long
-        return True
-    return False
+    try:
+        check_requirements()
+    except CannotCompileError:  # tests/compiled reports it
+        yield False
+        return
+    with subprocess.Popen([sys.executable, "deploy/bootstrap.py", "compile"]):
+        yield True
 
 
 def check(_arguments: list[str]) -> int:

@@ -67,13 +67,18 @@ def compiled_wheel() -> Path:
         previous = _wheels()
         if previous and stamp.exists() and stamp.read_text() == digest:
             return previous[0]
-        _check_compiler()
-        install_build_packages()
+        check_requirements()
         stamp.unlink(missing_ok=True)
         with step("Compiling the router, which takes a minute or two"):
             wheel = _build()
         stamp.write_text(digest)
         return wheel
+
+
+def check_requirements() -> None:
+    """CannotCompileError unless the compiler and the build packages are, or can be, installed."""
+    _check_compiler()
+    install_build_packages()
 
 
 def install_build_packages() -> Path:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import hypothesis
 
@@ -41,6 +43,11 @@ def with_fewer_examples(settings: hypothesis.settings) -> hypothesis.settings:
     """A fifth of the examples, at least ``FEWEST`` where there are as many."""
     count = settings.max_examples
     return hypothesis.settings(settings, max_examples=min(count, max(FEWEST, count // 5)))
+
+
+def some(cases: Sequence[Any]) -> Sequence[Any]:
+    """Every fifth case; all of them in ``make test-full``. For a test that is marked ``generated``."""
+    return cases if ALL_EXAMPLES in os.environ else cases[::5]
 
 
 def examples(full: int) -> int:

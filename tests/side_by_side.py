@@ -1,7 +1,7 @@
 """Schedules tests over several processes: what starts first, and what runs alone.
 
 A process takes one file at a time in the order set here. First come tests that mostly wait: the live stack,
-``tests/reliability`` and ``tests/compiled``, each folder as one file so that one process owns its set-up. Tests that
+and ``FOLDERS``, each as one file so that one process owns its set-up. Tests that
 measure milliseconds are marked ``@alone`` and run last, at most two at a time because they mostly wait;
 file locks keep them apart from all other tests. Tests that measure seconds run beside others and scale their limits
 (``tests/pace.py``). ``make test`` runs the tests of compiled modules in tests/compiled only, on the router of
@@ -25,9 +25,8 @@ from tests.compiled.package import ONLY_COMPILED, has_compiled_run
 
 # They share one stack, run in this order, and count as one file.
 LIVE = tuple(f"tests/end_to_end/test_{name}.py" for name in ("tour", "make_run", "killed_processes"))
-RELIABILITY = "tests/reliability/"
-COMPILED = "tests/compiled/"
-FIRST = (*LIVE, RELIABILITY, COMPILED, "tests/end_to_end/")
+FOLDERS = tuple(f"tests/{name}/" for name in ("reliability", "compiled", "end_to_end/production"))  # count as one file
+FIRST = (*LIVE, *FOLDERS, "tests/end_to_end/")
 TESTS = Path(__file__).parent
 LOCKED = (TESTS / "conftest.py", TESTS / "side_by_side.py")  # a file to lock for each lane
 
@@ -35,7 +34,7 @@ alone = pytest.mark.xdist_group("alone")
 
 
 class Files(LoadScopeScheduling):
-    """Hands out files in collection order; LIVE and two folders count as one file each, ``@alone`` tests as another."""
+    """Hands out files in collection order; LIVE and each of FOLDERS count as one file, ``@alone`` tests as another."""
 
     def _split_scope(self, nodeid: str) -> str:
         path, _, name = nodeid.partition("::")
@@ -43,7 +42,7 @@ class Files(LoadScopeScheduling):
             return f"{path} alone"
         if path in LIVE:
             return LIVE[0]
-        return next((folder for folder in (RELIABILITY, COMPILED) if nodeid.startswith(folder)), path)
+        return next((folder for folder in FOLDERS if nodeid.startswith(folder)), path)
 
 
 @cache

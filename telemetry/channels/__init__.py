@@ -1,10 +1,11 @@
-"""Channels deliver alerts; ``KINDS`` are the kinds of channels."""
+"""Channels deliver alerts; every ``ChannelKind`` that a module of this package defines is one of ``KINDS``."""
 
-from telemetry.channels.alertmanager import ALERTMANAGER
+from importlib import import_module
+from pkgutil import iter_modules
+
 from telemetry.channels.base import ChannelKind
-from telemetry.channels.email import EMAIL
-from telemetry.channels.pagerduty import PAGERDUTY
-from telemetry.channels.slack import SLACK
-from telemetry.channels.webhook import WEBHOOK
 
-KINDS: dict[str, ChannelKind] = {kind.name: kind for kind in (EMAIL, SLACK, PAGERDUTY, ALERTMANAGER, WEBHOOK)}
+_MODULES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
+KINDS: dict[str, ChannelKind] = {
+    kind.name: kind for module in _MODULES for kind in vars(module).values() if isinstance(kind, ChannelKind)
+}

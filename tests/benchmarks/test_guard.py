@@ -17,8 +17,11 @@ from tests.benchmarks.guard import (
     harmful_runs,
     harmless_runs,
 )
+from tests.pace import examples
 
 TEST_SEED = 3001
+RUNS = examples(20)  # of each scenario
+pytestmark = pytest.mark.generated
 
 
 @pytest.mark.timeout(300)
@@ -30,7 +33,7 @@ def test_harmless_canaries_are_rarely_rolled_back_within_an_hour() -> None:
         Scenario("group", prompts=200, groups=4, session=20),
         Scenario("router", prompts=30, groups=4, session=5),
     )
-    played = [harmless_runs(scenario, runs=8, first_seed=TEST_SEED) for scenario in scenarios]
+    played = [harmless_runs(scenario, runs=RUNS, first_seed=TEST_SEED) for scenario in scenarios]
     assert sum(runs.failed for runs in played) <= MAX_FALSE * sum(map(len, played))
 
 
@@ -38,14 +41,14 @@ def test_harmless_canaries_are_rarely_rolled_back_within_an_hour() -> None:
 @pytest.mark.parametrize("share", [0.25, 0.5])
 def test_a_harmful_canary_is_found_within_15_minutes(share: float, harm: Harm) -> None:
     scenario = Scenario(share=share, prompts=2000, groups=4)
-    assert harmful_runs(scenario, harm, runs=10, first_seed=TEST_SEED).failed >= 10 * MIN_FOUND
+    assert harmful_runs(scenario, harm, runs=RUNS, first_seed=TEST_SEED).failed >= RUNS * MIN_FOUND
 
 
 @pytest.mark.parametrize("harm", HARMS[1:], ids=lambda harm: harm.name)
 def test_a_canary_of_5_percent_finds_slow_and_failing_responses(harm: Harm) -> None:
     scenario = Scenario(share=0.05, prompts=2000, groups=4)
-    found = harmful_runs(scenario, harm, runs=10, first_seed=TEST_SEED)
-    assert found.failed >= 10 * MIN_FOUND
+    found = harmful_runs(scenario, harm, runs=RUNS, first_seed=TEST_SEED)
+    assert found.failed >= RUNS * MIN_FOUND
     assert found.minute <= FOUND_BY
 
 
@@ -61,8 +64,8 @@ def test_the_oracle_shows_what_the_requests_cannot_tell() -> None:
 def test_with_few_prompts_there_is_no_verdict_by_hit_rate_and_ttft() -> None:
     few = Scenario(share=0.05, prompts=30, groups=1)
     for harm in HARMS[:2]:
-        found = harmful_runs(few, harm, runs=10, first_seed=TEST_SEED)
-        assert found.failed <= 1
+        found = harmful_runs(few, harm, runs=RUNS, first_seed=TEST_SEED)
+        assert found.failed <= RUNS / 10
         assert found.unjudged > 0
 
 

@@ -15,7 +15,7 @@ from routing import __version__
 from routing.schema import Limits
 from tests.contracts.documents.reading import shown
 from tests.contracts.documents.test_completeness import is_variable
-from tests.end_to_end.units import UNITS, options_of
+from tests.end_to_end.production.units import UNITS, options_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "deploy/compose.yaml"

@@ -13,7 +13,7 @@ import pytest
 from routing.schema import Limits
 from tests.contracts.documents.reading import ROOT
 from tests.contracts.documents.test_completeness import is_variable
-from tests.end_to_end.units import UNITS, options_of
+from tests.end_to_end.production.units import UNITS, options_of
 
 README = UNITS / "README.md"
 SERVICES = sorted(UNITS.glob("*.service"))

@@ -19,10 +19,11 @@ from telemetry.models import Channel
 from telemetry.services.metrics_servers import create_server
 from telemetry.services.notifications.channels import create_channel, open_config
 from tests.fakes.fake_kubernetes import TOKEN
+from tests.telemetry.channels.messages import ROUTING_KEY, config
 
 pytestmark = pytest.mark.django_db
 CANARY, FRESH = "canary-3f9a51c07e", "fresh-77d0b2e4"
-KEY, FRESH_KEY = "0123456789abcdef" * 2, "fedcba9876543210" * 2
+FRESH_KEY = "fedcba9876543210" * 2
 SIGNING, FRESH_SIGNING = "whsec_" + "QUJD" * 12, "whsec_" + "WFla" * 12
 
 
@@ -169,21 +170,11 @@ def test_a_bundle_cannot_move_a_secret(api, pool):
 
 # --- channels: each secret of each kind -------------------------------------------------------------------
 
-CHANNELS = {  # kind: its other settings, and a change of the address
-    "alertmanager": ({"url": "https://am.example"}, {"url": "https://evil.example"}),
-    "email": (
-        {"recipients": "a@example.org", "sender": "b@example.org", "host": "smtp.example.org", "username": "u"},
-        {"host": "evil.example"},
-    ),
-    "pagerduty": ({"endpoint": "https://events.example"}, {"endpoint": "https://evil.example"}),
-    "slack": ({}, {"url": "https://evil.example/x"}),
-    "webhook": ({"url": "https://hooks.example/x"}, {"url": "https://evil.example/x"}),
-}
 SECRETS = {  # kind.field: a value, and a new one; None where the secret is the address itself
     "alertmanager.password": (CANARY, FRESH),
     "alertmanager.bearer_token": (CANARY, FRESH),
     "email.password": (CANARY, FRESH),
-    "pagerduty.routing_key": (KEY, FRESH_KEY),
+    "pagerduty.routing_key": (ROUTING_KEY, FRESH_KEY),
     "slack.url": None,
     "webhook.url": None,
     "webhook.secret": (SIGNING, FRESH_SIGNING),
@@ -201,10 +192,11 @@ def test_every_secret_of_every_kind_of_channel_has_a_case():
 def channel_case(request, db):
     """The channel, the secret's name, its values, and the change of address, which keeps no other secret."""
     kind, field = request.param.split(".")
-    settings, move = CHANNELS[kind]
     value, fresh = SECRETS[request.param]
-    if request.param == "alertmanager.password":
-        settings = settings | {"username": "u"}
+    settings, moved = config(kind, "here.example", 443), config(kind, "evil.example", 443)
+    move = {name: moved[name] for name in moved if moved[name] != settings[name]}
+    if field == "password":
+        settings |= {"username": "u"} | ({"security": "tls"} if kind == "email" else {})
     channel = create_channel("on-call", kind=kind, config=settings | {field: value})
     others = {"secret": FRESH_SIGNING} if request.param == "webhook.previous_secret" else {}
     return channel, field, value, fresh, move | others

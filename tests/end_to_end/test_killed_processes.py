@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.compiled.package import runs_compiled
 from tests.end_to_end.live_stack import FIRST_START_S, ROOT, LiveStack, signed_in, slowdown
 from tests.fakes.fake_webhook_receiver import receiving
 from tests.pace import is_within
@@ -187,6 +188,11 @@ def write_trace(path: Path) -> Path:
     return path
 
 
+def is_compiled() -> bool:
+    script = "import sys; sys.path.insert(0, 'deploy'); import compiled; print(compiled.is_compiled())"
+    return subprocess.check_output([sys.executable, "-c", script], cwd=ROOT, text=True).strip() == "True"
+
+
 def test_ctrl_c_leaves_no_process_and_the_next_start_finds_its_data_with_named_replicas_and_a_trace(stack, tmp_path):
     """The named replica is one that the fleet has; the other stand-ins are gone."""
     with stack.rest() as rest:
@@ -200,6 +206,8 @@ def test_ctrl_c_leaves_no_process_and_the_next_start_finds_its_data_with_named_r
         try:
             again.start(within_s=FIRST_START_S)
             assert not again.pids(r"routing replica")
+            (router,) = again.pids(r"routing serve").values()
+            assert runs_compiled(router) == is_compiled(), "the compiled router is used while it is up to date"
             again.until(lambda: any("hit rate" in line for line in again.lines), 60, "the trace to be played")
             with again.rest() as rest:
                 assert rest.get("policies/default").json()["live"] == policy

@@ -4,8 +4,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,8 +15,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.compiled.package import runs_compiled
-from tests.end_to_end.live_stack import BLANK_PAGE, BROWSER_MS, ROOT, LiveStack, StackFailedError, slowdown
+from tests.end_to_end.live_stack import BLANK_PAGE, BROWSER_MS, LiveStack, StackFailedError, slowdown
 from tests.fakes.fake_webhook_receiver import receiving
 
 pytestmark = pytest.mark.timeout(420)
@@ -236,14 +233,6 @@ def judged_well(rest: httpx.Client, rule: int, since: datetime) -> bool:
     """Whether the rule's result after ``since`` was OK."""
     found = rest.get(f"alert-rules/{rule}").json()
     return datetime.fromisoformat(found["evaluated_at"]) > since and found["verdict"].get("result") == "ok"
-
-
-def test_the_router_is_the_compiled_one_while_that_is_up_to_date(stack):
-    script = "import sys; sys.path.insert(0, 'deploy'); import compiled; print(compiled.is_compiled())"
-    is_compiled = subprocess.check_output([sys.executable, "-c", script], cwd=ROOT, text=True).strip() == "True"
-    (router,) = stack.pids(r"routing serve").values()
-
-    assert runs_compiled(router) == is_compiled
 
 
 def test_the_router_serves_on_without_its_control_plane_also_after_its_own_restart(stack, rest):

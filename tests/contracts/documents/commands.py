@@ -52,9 +52,11 @@ EXECUTED_BY["python manage.py rotate_secrets"] = "tests/controlplane/test_secret
 EXECUTED_BY |= dict.fromkeys(_session("controlplane/api/README.md"), "tests/controlplane/api/test_readme.py")
 EXECUTED_BY |= dict.fromkeys(_session("controlplane/cli/README.md"), "tests/controlplane/cli/test_readme.py")
 EXECUTED_BY |= dict.fromkeys(
-    shown((ROOT / "deploy/systemd/README.md").read_text()), "tests/end_to_end/test_production.py"
+    shown((ROOT / "deploy/systemd/README.md").read_text()), "tests/end_to_end/production/test_installation.py"
 )
-EXECUTED_BY |= dict.fromkeys(shown((ROOT / "docs/runbook.md").read_text()), "tests/end_to_end/test_runbook.py")
+EXECUTED_BY |= dict.fromkeys(
+    shown((ROOT / "docs/runbook.md").read_text()), "tests/end_to_end/production/test_runbook.py"
+)
 EXECUTED_BY |= dict.fromkeys(shown((ROOT / "docs/scaling.md").read_text()), "tests/benchmarks/test_benchmarks.py")
 EXECUTED_BY |= dict.fromkeys(_compose(), "tests/contracts/test_compose_file.py")
 EXECUTED_BY |= dict.fromkeys(

@@ -16,6 +16,7 @@ from schemathesis.specs.openapi import checks
 
 from controlplane.services.access.tokens import create_token
 from tests.controlplane.access.conftest import create_project_with_objects
+from tests.pace import examples
 
 # Not that everything outside the document is refused: a number where text is expected is read as text, as DRF does.
 CHECKS = (
@@ -79,13 +80,20 @@ def script(token, db):
         signal.connect(close_old_connections)
 
 
+@pytest.mark.generated
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_responses_conform_to_the_document(operation, script):
     method, path = operation.split()
     described = api[path][method]
     right, wrong = (described.as_strategy(generation_mode=mode) for mode in GenerationMode)
 
-    @settings(max_examples=5, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=examples(15),
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(case=right | wrong if described.body or described.query else right)
     def holds(case):
         case.call_and_validate(checks=CHECKS, headers=script)

@@ -1,10 +1,23 @@
-"""Example messages for the tests of every channel."""
+"""Example messages, and settings of each kind, for the tests of every channel."""
 
 from telemetry.channels.base import Message
 from telemetry.channels.enqueue import combine
 from tests.telemetry.conftest import T0
 
 ISO = T0.isoformat(timespec="seconds")
+ROUTING_KEY = "0123456789abcdef" * 2
+
+
+def config(kind, host, port):
+    """Settings of a channel that sends to this address."""
+    url = f"http://{host}:{port}/x"
+    return {
+        "alertmanager": {"url": url},
+        "email": {"host": host, "port": port, "security": "none", "sender": "w@x.org", "recipients": "a@x.org"},
+        "pagerduty": {"endpoint": url, "routing_key": ROUTING_KEY},
+        "slack": {"url": url},
+        "webhook": {"url": url},
+    }[kind]
 
 
 def payload(number=7, state="firing", **changes):

@@ -9,7 +9,7 @@ from telemetry.channels import KINDS
 from telemetry.channels.base import DeliveryError
 from tests.fakes.fake_webhook_receiver import Reply
 from tests.fakes.mail_server import mail_server
-from tests.telemetry.channels.messages import TEST
+from tests.telemetry.channels.messages import TEST, config
 
 HOSTS = [
     "127.0.0.1", "127.1", "127.0.1", "2130706433", "0x7f000001", "0x7f.1", "017700000001", "0177.0.0.1", "0",
@@ -19,18 +19,6 @@ HOSTS = [
     "198.18.0.1", "192.0.0.8", "192.0.2.1", "203.0.113.1", "224.0.0.1", "240.0.0.1", "255.255.255.255",
     "[fe80::1]", "[fc00::1]", "[ff02::1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "[2001:db8::1]",
 ]  # fmt: skip
-KEY = "a" * 32
-
-
-def config(kind, host, port):
-    url = f"http://{host}:{port}/x"
-    return {
-        "email": {"host": host, "port": port, "security": "none", "sender": "w@x.org", "recipients": "a@x.org"},
-        "slack": {"url": url},
-        "webhook": {"url": url},
-        "pagerduty": {"endpoint": url, "routing_key": KEY},
-        "alertmanager": {"url": url},
-    }[kind]
 
 
 def refusal(kind, host, port):

@@ -1,10 +1,6 @@
-"""The production topology, from the documented commands and the units of deploy/systemd, on one host under load.
+"""The production topology on one host, from the documented commands and the units of deploy/systemd.
 
-What clients of the routers may see, which the tests below check:
-
-- Anything that happens to web, workers or beat, a migration included: nothing.
-- A router that gets SIGTERM (restart, upgrade): nothing, streamed responses included.
-- A router that is killed: responses that have begun break. Every other request gets a complete response.
+One site for all tests of this folder, which run in the order of their files.
 """
 
 import contextlib
@@ -12,9 +8,7 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,27 +16,21 @@ from pathlib import Path
 import httpx
 import psycopg
 import pytest
-import yaml
 
 from controlplane.stack.paths import Child
 from tests.contracts.documents.reading import ROOT, shown
-from tests.end_to_end.client_load import KINDS, Load
 from tests.end_to_end.live_stack import free_ports
-from tests.end_to_end.units import PATH, Host, Service
+from tests.end_to_end.production.client_load import Load
+from tests.end_to_end.production.units import PATH, Host, Service
 from tests.reliability.stand import ManagedProcess, soon
 from tests.routing.standin.replica_process import replica_process
 
 START_S = 120  # of a part, on a machine that runs the other tests too
 RESUMES_S = 20.0
 ROUTERS = ("1", "2")
+HEADERS = {"Host": "warmpath.example.com", "X-Forwarded-Proto": "https", "X-Forwarded-For": "203.0.113.9"}
 AGE = re.compile(r"^warmpath_controlplane_(?:scrape|evaluation)_age_seconds ([\d.]+)", re.MULTILINE)
 REQUESTS = re.compile(r"^warmpath_router_requests_total{.*} (\S+)$", re.MULTILINE)
-COMPOSE = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())
-NEXT_RELEASE = "tests.reliability.next_release.production"
-COLUMNS = """
-    select count(distinct column_name) from information_schema.columns where column_name in ('next_note', 'next_figure')
-"""
-pytestmark = pytest.mark.timeout(400)
 
 
 @dataclass
@@ -87,15 +75,11 @@ class Site:
         response = self.http.get(f"http://127.0.0.1:{self.ports[f'admin-{number}']}/metrics")
         return any(float(count) > 0 for count in REQUESTS.findall(response.text))
 
-    def columns_of_next_release(self) -> int:
-        with psycopg.connect(self.database) as server:
-            return server.execute(COLUMNS).fetchone()[0]
-
 
 # --- installation --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def database(postgres: Path) -> Iterator[str]:
     name = f"production_{secrets.token_hex(4)}"
     with psycopg.connect(host=str(postgres), user="postgres", autocommit=True) as server:
@@ -104,17 +88,17 @@ def database(postgres: Path) -> Iterator[str]:
         server.execute(f"drop database {name} with (force)")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def replicas() -> Iterator[list[str]]:
     """Stand-ins whose streamed responses take half a second."""
     with replica_process() as first, replica_process() as second:
         yield [f"http://127.0.0.1:{replica.port}" for replica in (first, second)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def site(short_dir: Path, database: str, valkey: str, replicas: list[str]) -> Iterator[Site]:
     """Installed and started as deploy/systemd/README.md says."""
-    host = Host(Path(tempfile.mkdtemp(prefix="s", dir=short_dir)))  # another module may have a site of its own
+    host = Host(short_dir / "site")
     host.use_release("0.1.0")
     names = ("web", "clients", *(f"{kind}-{number}" for number in ROUTERS for kind in ("data", "admin")))
     ports = dict(zip(names, free_ports(len(names), spare_after_last=0), strict=True))
@@ -170,7 +154,7 @@ def services(host: Host) -> dict[str, Service]:
     } | {f"router-{number}": Service(host, "warmpath-router@", number) for number in ROUTERS}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def haproxy(site: Site) -> Iterator[int]:
     """HAProxy in front of the routers, with the file of deploy/haproxy; the port for clients."""
     program, ports = shutil.which("haproxy"), site.ports
@@ -202,76 +186,3 @@ def load(haproxy: int) -> Iterator[Load]:
     with Load(haproxy, "tiny") as load:
         load.until_served(3)
         yield load
-
-
-# --- tests, in this order --------------------------------------------------------------------------------------
-
-
-def test_the_documented_commands_bring_up_a_site(site):
-    login = {"Host": "warmpath.example.com", "X-Forwarded-Proto": "https", "X-Forwarded-For": "203.0.113.9"}
-    page = site.get("/accounts/login/", login)
-
-    assert len(documented("")) == len(documented("warmpath")), "the commands of this file are all that there are"
-    assert re.search(r"Sign in as admin with the password \S{12,}", site.output["seed_fleet"])
-    assert page.status_code == 200
-    assert re.match(r"__Host-csrftoken=\w+; .*Path=/; SameSite=Lax; Secure$", page.headers["Set-Cookie"])
-    assert re.search(r'href="/static/css/[\w.-]+\.[0-9a-f]{12}\.css"', page.text), "static files are hashed"
-    plain = site.get("/accounts/login/")
-    assert (plain.status_code, plain.headers["Location"][:8]) == (301, "https://")
-
-
-@pytest.mark.parametrize("name", ["web", "worker", "beat", "router-1"])
-def test_the_health_check_of_the_compose_file_passes(site, name):
-    """The chart runs those of worker and beat too."""
-    _, *command = COMPOSE["services"][name]["healthcheck"]["test"]
-    places = {":8000/": f":{site.ports['web']}/", ":8081/": f":{site.ports['admin-1']}/",
-              '"/tmp"': f'"{site.host.folder}/var/lib/warmpath/beat"'}  # fmt: skip
-    for in_container, here in places.items():
-        command = [word.replace(in_container, here) for word in command]
-    done = site.parts[name].run(command)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_a_killed_router_breaks_at_most_the_requests_that_it_had(site, load):
-    site.parts["router-1"].crash()
-    load.until_served(10)
-    failed = Counter(outcome.kind for outcome in load.failures)
-    assert max(failed.values(), default=0) <= 1, "each client has one request at a time"
-    assert failed.total() < len(KINDS), "most of them are sent to the other router"
-
-
-def test_clients_notice_nothing_while_the_next_release_migrates(site, load):
-    settings = site.host.folder / "etc/warmpath/control-plane.env"
-    settings.write_text(settings.read_text().replace("controlplane.settings.production", NEXT_RELEASE))
-    site.host.install("0.2.0")
-    (command,) = documented("0.2.0/deploy")
-    site.host.sh(command)
-    assert site.columns_of_next_release() == 2
-    site.until_works()
-    assert load.failures == []
-
-
-def test_clients_notice_nothing_of_a_rolling_upgrade_of_the_routers(site, load):
-    site.host.use_release("0.2.0")
-    for number in ROUTERS:
-        site.parts[f"router-{number}"].restart()
-        assert site.runs_release(f"router-{number}", "0.2.0")
-        soon(lambda number=number: site.has_requests(number), RESUMES_S, f"requests at router {number}", every_s=0.1)
-    load.until_served(10)
-    assert load.failures == []
-
-
-@pytest.mark.parametrize("name", ["web", "worker", "beat"])
-def test_clients_notice_nothing_of_a_killed_part_which_starts_again_as_the_next_release(site, load, name):
-    site.parts[name].crash()
-    assert site.runs_release(name, "0.2.0")
-    site.until_works()
-    assert load.failures == []
-
-
-def test_every_part_stops_in_time_and_logs_no_error(site):
-    site.http.close()  # the web process waits 10 s for open connections
-    for part in site.parts.values():
-        part.stop()
-    lines = [line for part in site.parts.values() for line in part.process.lines]
-    assert [line for line in lines if "Traceback" in line] == []

@@ -12,10 +12,9 @@ import pytest
 
 from controlplane.stack.servers import EmbeddedPostgres
 from tests.contracts.documents.reading import ROOT, shown
-from tests.end_to_end.test_production import ROUTERS, Site, database, replicas, site  # noqa: F401 - fixtures
+from tests.end_to_end.production.conftest import HEADERS, ROUTERS, Site
 from tests.reliability.stand import soon
 
-HEADERS = {"Host": "warmpath.example.com", "X-Forwarded-Proto": "https", "X-Forwarded-For": "203.0.113.9"}
 CONTROL_PLANE = ("web", "worker", "worker-2", "beat")
 CONVERGES_S = 60.0
 REVISION = re.compile(r"^warmpath_router_config_revision (\d+)$", re.MULTILINE)
@@ -32,7 +31,7 @@ def programs(short_dir: Path) -> str:
 class Runbook:
     """Runs the documented commands on a site."""
 
-    def __init__(self, site: Site, programs: str) -> None:  # noqa: F811
+    def __init__(self, site: Site, programs: str) -> None:
         self.commands = shown((ROOT / "docs/runbook.md").read_text())
         self.executed: set[str] = set()
         self._site, self._programs = site, programs
@@ -52,17 +51,17 @@ class Runbook:
 
 
 @pytest.fixture(scope="module")
-def runbook(site: Site, programs: str) -> Runbook:  # noqa: F811 - a fixture
+def runbook(site: Site, programs: str) -> Runbook:
     return Runbook(site, programs)
 
 
-def newest(site: Site) -> int:  # noqa: F811
+def newest(site: Site) -> int:
     """Number of the newest configuration in the database."""
     with psycopg.connect(site.database) as server:
         return server.execute("select max(number) from controlplane_configsnapshot").fetchone()[0]
 
 
-def run_newest(site: Site, above: int = 0) -> bool:  # noqa: F811
+def run_newest(site: Site, above: int = 0) -> bool:
     """Whether all routers say that they run the newest configuration, and its number is greater than ``above``."""
     urls = [f"http://127.0.0.1:{site.ports[f'admin-{number}']}/metrics" for number in ROUTERS]
     number = newest(site)
@@ -70,12 +69,12 @@ def run_newest(site: Site, above: int = 0) -> bool:  # noqa: F811
     return number > above and all(match is not None and int(match[1]) == number for match in running)
 
 
-def replicas_of(site: Site) -> set[str]:  # noqa: F811
+def replicas_of(site: Site) -> set[str]:
     with psycopg.connect(site.database) as server:
         return {url for (url,) in server.execute("select url from controlplane_replica")}
 
 
-def signed_in_page(site: Site) -> httpx.Response:  # noqa: F811
+def signed_in_page(site: Site) -> httpx.Response:
     """The overview after a sign-in as admin with the password that the installation printed."""
     password = re.search(r"the password (\S+)", site.output["seed_fleet"])[1].rstrip(".")
     form = site.get("/accounts/login/", HEADERS)
@@ -89,13 +88,13 @@ def signed_in_page(site: Site) -> httpx.Response:  # noqa: F811
     return site.http.get(f"{url}/", headers=HEADERS | {"Cookie": session})
 
 
-def served(site: Site, number: str) -> int:  # noqa: F811
+def served(site: Site, number: str) -> int:
     """Status of a request through a router."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
     return site.http.post(f"http://127.0.0.1:{site.ports[f'data-{number}']}/v1/chat/completions", json=body).status_code
 
 
-def test_a_lost_database_is_restored_from_its_backup(site, runbook):  # noqa: F811
+def test_a_lost_database_is_restored_from_its_backup(site, runbook):
     soon(lambda: run_newest(site), CONVERGES_S, "routers")
     backed_up = replicas_of(site)
     runbook.run("pg_dump")
@@ -123,7 +122,7 @@ def test_a_lost_database_is_restored_from_its_backup(site, runbook):  # noqa: F8
     assert [served(site, number) for number in ROUTERS] == [200, 200]
 
 
-def lose_database(site: Site) -> None:  # noqa: F811
+def lose_database(site: Site) -> None:
     """Drop the database and create an empty one."""
     info = psycopg.conninfo.conninfo_to_dict(site.database)
     with psycopg.connect(host=info["host"], user="postgres", dbname="postgres", autocommit=True) as server:
@@ -131,7 +130,7 @@ def lose_database(site: Site) -> None:  # noqa: F811
         server.execute(f"create database {info['dbname']}")
 
 
-def test_commands_that_change_nothing_of_value_work_too(site, runbook):  # noqa: F811
+def test_commands_that_change_nothing_of_value_work_too(site, runbook):
     assert '"ready"' in runbook.run("/readyz")
     sizes = re.findall(r"^ (\w+) +\| \d+ (?:bytes|kB|MB)$", runbook.run("pg_size_pretty"), re.MULTILINE)
     assert len(sizes) == 12
@@ -140,7 +139,7 @@ def test_commands_that_change_nothing_of_value_work_too(site, runbook):  # noqa:
     runbook.run("--retention-days")
 
 
-def test_after_the_loss_of_the_secret_key_the_fleet_can_be_changed_again(site, runbook):  # noqa: F811
+def test_after_the_loss_of_the_secret_key_the_fleet_can_be_changed_again(site, runbook):
     file = site.host.folder / "etc/warmpath/secrets/secret_key"
     file.write_text(secrets.token_urlsafe(48))
     for name in CONTROL_PLANE:
