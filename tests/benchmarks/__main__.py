@@ -55,7 +55,6 @@ ON_DEMAND = {
     "strategies",
     "what_if",
 }
-NEEDS_DJANGO = {"guard", "picker", "soak", "telemetry"}  # their modules import models
 WITH_OPTIONS = (ON_DEMAND - {"size"}) | {"alerts", "causes", "guard", "quality", "telemetry"}
 
 
@@ -81,10 +80,9 @@ def main(arguments: list[str]) -> int:
 
 
 def load(name: str) -> Callable[..., object]:
-    """The benchmark with this name, as a function of its options."""
-    if name in NEEDS_DJANGO:
-        os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings.test")
-        django.setup()
+    """The benchmark with this name, as a function of its options. Some import models."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings.test")
+    django.setup()
     return importlib.import_module(BENCHMARKS[name]).main
 
 

@@ -35,7 +35,7 @@ from tests.benchmarks import (
     size,
     strategies,
 )
-from tests.benchmarks.__main__ import NEEDS_DJANGO, main
+from tests.benchmarks.__main__ import main
 from tests.benchmarks.cores import can_be_split, core_of_its_own
 from tests.benchmarks.decision import SETTINGS, Router, chat_body
 from tests.benchmarks.soak.verdict import Verdict
@@ -56,11 +56,10 @@ def test_an_unknown_benchmark_is_rejected(capsys: pytest.CaptureFixture[str]) ->
     assert "decision" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", sorted(NEEDS_DJANGO))
-def test_a_benchmark_with_models_can_be_run_alone(name: str) -> None:
-    program = f"from tests.benchmarks.__main__ import load; load({name!r})"
+def test_every_benchmark_can_be_run_outside_pytest() -> None:
+    program = "from tests.benchmarks.__main__ import BENCHMARKS, load; [load(name) for name in BENCHMARKS]"
     environment = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=250)
 
 
 def test_options_are_rejected_unless_one_benchmark_accepts_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -323,9 +322,10 @@ sys.exit(main(["telemetry", *sys.argv[1:]]))
 """
 
 
+@pytest.mark.timeout(900)
 def test_the_parts_of_the_telemetry_benchmark_run_with_servers_of_their_own() -> None:
     command = [sys.executable, "-c", SMALL_PARTS, "--scrape", "--pages", "--storage"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=840)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"scrapes failed 0, scrapes [1-9]\d", done.stdout)
     assert re.search(r"^/pools/chat/ +\d\d ", done.stdout, re.MULTILINE)

@@ -4,6 +4,8 @@ A page is loaded once and resized, which costs a fraction of loading it for each
 at the last width and theme used, so every other page is loaded narrow. axe checks all rules once, at the widest width,
 and at the other width the rules whose result it can change.
 
+At that other width, ``make test`` asks axe about every fifth page, and ``make test-full`` about all.
+
 The rules for colours take most of that, and their result follows from computed style alone: from the colours and the
 size of a text and from what its ancestors paint behind it. They check a text of each style once per theme, whichever
 page has it.
@@ -12,12 +14,14 @@ page has it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
+
+from tests.pace import some
 
 AXE = Axe().axe_script
 RULES = {
@@ -110,13 +114,16 @@ def named(found: list[dict[str, Any]]) -> Wrong:
     return [(violation["id"], [node["target"] for node in violation["nodes"]][:3]) for violation in found]
 
 
-def look(page: Page, widths: Iterable[int] = SIZES, themes: Iterable[str] = THEMES) -> Wrong:
+def look(
+    page: Page, widths: Iterable[int] = SIZES, themes: Iterable[str] = THEMES, *, with_narrow_rules: bool = True
+) -> Wrong:
     """All faults of the current page, at each width and theme; as the page is now comes first."""
     wrong = broken(page, AS_LOADED)
     for width in sorted(widths, key=lambda width: width != page.viewport_size["width"]):
         resize(page, width)
         wrong += broken(page, LAYOUT)
-        wrong += [(f"{rule}, {width}", where) for rule, where in violations(page, RULES_AT[width])]
+        if with_narrow_rules or RULES_AT[width] is None:
+            wrong += [(f"{rule}, {width}", where) for rule, where in violations(page, RULES_AT[width])]
         if width == max(SIZES):
             shown = "dark" if page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches") else "light"
             for theme in sorted(themes, key=lambda theme: theme != shown):
@@ -154,14 +161,15 @@ def eventually(page: Page, expression: str, timeout_s: float = 15) -> None:
 
 
 def look_at(
-    page: Page, paths: Iterable[str], widths: Iterable[int] = SIZES, themes: Iterable[str] = THEMES
+    page: Page, paths: Sequence[str], widths: Iterable[int] = SIZES, themes: Iterable[str] = THEMES
 ) -> dict[str, Wrong]:
     """Visit each URL; faults by URL. A redirect is a fault, because the page was not checked."""
     found = {}
+    narrow = set(some(paths))
     for path in paths:
         page.goto(path, wait_until="load")
         drawn(page)
         led = [("leads elsewhere", page.url)] if not page.url.endswith(path) else []
-        if wrong := [*led, *look(page, widths, themes)]:
+        if wrong := [*led, *look(page, widths, themes, with_narrow_rules=path in narrow)]:
             found[path] = wrong
     return found

@@ -33,6 +33,7 @@ def test_pages_of_an_empty_installation(page):
     assert look_at(page, [path for path in ANYWHERE if not FORM.search(path)], widths=[1280], themes=["light"]) == {}
 
 
+@pytest.mark.generated
 def test_pages_of_a_fleet_at_work(page, everything):
     assert look_at(page, [*ANYWHERE, *of_rows(everything)]) == {}
 
