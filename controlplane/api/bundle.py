@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from django.contrib.auth.models import User
@@ -25,8 +25,16 @@ from controlplane.access.rules import needed_role
 from controlplane.api.auth import actor, signed_in_user
 from controlplane.api.exceptions import PreconditionRequiredError, VersionChangedError
 from controlplane.api.fields import check_unknown_fields
-from controlplane.api.serializers.bundle import AppliedSerializer, BundleSerializer, Path, check_shape, nested_error
-from controlplane.api.serializers.policies import RolloutSerializer
+from controlplane.api.serializers.bundle import (
+    Action,
+    Applied,
+    AppliedSerializer,
+    BundleSerializer,
+    Change,
+    Path,
+    check_shape,
+    nested_error,
+)
 from controlplane.api.views import TransactionalView, has_if_match, if_match_holds, query_flag
 from controlplane.api.viewsets import fleet
 from controlplane.api.viewsets.base import CrudViewSet
@@ -39,7 +47,6 @@ from controlplane.models import (
     ReplicaSource,
     ReplicaState,
     RevisionState,
-    Rollout,
     RoutingPolicy,
     TaskGroup,
 )
@@ -146,34 +153,6 @@ def _active_settings(policy: RoutingPolicy | None) -> dict[str, Any] | None:
 
 
 # --- apply ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One changed field of one object."""
-
-    field: str
-    before: Any
-    after: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """What applying a bundle does to one object."""
-
-    op: str  # create, change or remove
-    kind: str
-    name: str
-    pool: str
-    changes: tuple[Change, ...] = ()
-
-
-@dataclass(slots=True)
-class Applied:
-    """Everything that applying a bundle did."""
-
-    actions: list[Action] = field(default_factory=list)
-    rollouts: list[Rollout] = field(default_factory=list)
 
 
 @transaction.atomic
@@ -339,7 +318,8 @@ class _Application:
             )
         differences = diff_settings(live.settings if live else None, settings)
         changes = tuple(Change(diff.field, diff.before, diff.after) for diff in differences)
-        op, kind = "change" if live else "create", "draft" if self.draft else "policy"
+        kind = "draft" if self.draft else "policy"
+        op = "change" if live else "create"
         self.applied.actions.append(Action(op, kind, policy.name, policy.pool.name, changes))
 
     def _remove(self, kind: Kind, rows: list[Any], pool: str = "") -> None:
@@ -430,5 +410,4 @@ class ConfigView(TransactionalView):
             override_reason=str(bundle.get("override_reason", ""))[:500],
             confirm_faulted=bundle.get("confirm_faulted") is True,
         )
-        rollouts = RolloutSerializer(applied.rollouts, many=True).data
-        return Response({"actions": [asdict(action) for action in applied.actions], "rollouts": rollouts})
+        return Response(AppliedSerializer(applied).data)

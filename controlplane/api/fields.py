@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
+import msgspec
 from django.db.models import Manager, Model, QuerySet
 from drf_spectacular.extensions import OpenApiSerializerFieldExtension
 from drf_spectacular.plumbing import ResolvedComponent
@@ -73,7 +74,7 @@ def check_unknown_fields(data: Mapping[str, Any], fields: Mapping[str, Any]) -> 
 
 
 class SchemaField(serializers.JSONField):
-    """JSON of a type of ``routing.schema``. Services validate it, so that pages and REST report the same errors."""
+    """JSON of a struct or dataclass. Services validate it, so that pages and REST report the same errors."""
 
     def __init__(self, kind: Any, **options: Any) -> None:
         self.kind, self.options = kind, options
@@ -82,6 +83,9 @@ class SchemaField(serializers.JSONField):
     def __deepcopy__(self, memo: Mapping[Any, Any]) -> Self:
         """DRF's copy of a field, without copying the type, which never changes."""
         return type(self)(self.kind, **self.options)
+
+    def to_representation(self, value: Any) -> Any:
+        return msgspec.to_builtins(value)
 
 
 class SchemaFieldScheme(OpenApiSerializerFieldExtension):  # type: ignore[no-untyped-call]  # registers itself, untyped

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from rest_framework import serializers
 from rest_framework.exceptions import ValidationError
 
-from controlplane.api.fields import check_unknown_fields
+from controlplane.api.fields import SchemaField, check_unknown_fields
 from controlplane.api.serializers.fleet import PoolInput, ReplicaInput, SourceInput, TaskGroupInput
 from controlplane.api.serializers.policies import RolloutSerializer
-from controlplane.models import ReplicaState
+from controlplane.models import ReplicaState, Rollout
 from routing.schema import without_removed
 
 Path = tuple[str | int, ...]
@@ -64,28 +65,38 @@ class BundleSerializer(serializers.Serializer[Any]):
     pools = BundlePool(many=True)
 
 
-class ChangeSerializer(serializers.Serializer[Any]):
+@dataclass(frozen=True, slots=True)
+class Change:
     """One changed field of one object."""
 
-    field = serializers.CharField()
-    before = serializers.JSONField(allow_null=True)
-    after = serializers.JSONField(allow_null=True)
+    field: str
+    before: Any
+    after: Any
 
 
-class ActionSerializer(serializers.Serializer[Any]):
+@dataclass(frozen=True, slots=True)
+class Action:
     """What applying a bundle does to one object."""
 
-    op = serializers.ChoiceField(choices=("create", "change", "remove"))
-    kind = serializers.CharField()
-    name = serializers.CharField()
-    pool = serializers.CharField()
-    changes = ChangeSerializer(many=True)
+    op: str  # create, change or remove
+    kind: str
+    name: str
+    pool: str
+    changes: tuple[Change, ...] = ()
+
+
+@dataclass(slots=True)
+class Applied:
+    """Everything that applying a bundle did."""
+
+    actions: list[Action] = field(default_factory=list)
+    rollouts: list[Rollout] = field(default_factory=list)
 
 
 class AppliedSerializer(serializers.Serializer[Any]):
     """All actions, in order; with ``dry_run`` the planned ones."""
 
-    actions = ActionSerializer(many=True)
+    actions = SchemaField(list[Action])
     rollouts = RolloutSerializer(many=True)
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from controlplane.api.fields import ById, ByName, SchemaField, VersionedSerializer, by_username
 from controlplane.models import ConfigSnapshot, PolicyRevision, Rollout, RolloutHistoryEntry, RoutingPolicy, TaskGroup
-from controlplane.services.impact import Impact
-from controlplane.services.policies.publish_checks import FindingCode
+from controlplane.services.impact import DraftWarning, Effect
+from controlplane.services.policies.publish_checks import Finding
 from controlplane.services.policies.rollout_plans import GuardLimits, Plan, Stage
-from controlplane.services.policies.rollouts import Progress, router_progress
+from controlplane.services.policies.rollouts import RouterProgress, router_progress
+from controlplane.services.policies.settings import SettingChange
 
 PLAN_CHOICES = [(str(plan), str(plan)) for plan in Plan]
 
@@ -109,72 +111,18 @@ class RevertInput(serializers.Serializer[Any]):
     confirm_faulted = serializers.BooleanField(required=False)
 
 
-class SettingChangeSerializer(serializers.Serializer[Any]):
-    """One difference between two revisions."""
-
-    field = serializers.CharField()
-    before = serializers.JSONField(allow_null=True)
-    after = serializers.JSONField(allow_null=True)
-    meaning = serializers.CharField()
-
-
-class EffectSerializer(serializers.Serializer[Any]):
-    """One effect of a change. ``affected`` names whose requests; ``moved_ratio`` is null where it is unknown."""
-
-    kind = serializers.CharField()
-    impact = serializers.ChoiceField(choices=[(str(impact), str(impact)) for impact in Impact])
-    affected = serializers.ListField(child=serializers.CharField())
-    text = serializers.CharField()
-    before = serializers.JSONField(allow_null=True)
-    after = serializers.JSONField(allow_null=True)
-    moved_ratio = serializers.FloatField(allow_null=True, min_value=0, max_value=1)
-
-
-class DraftWarningSerializer(serializers.Serializer[Any]):
-    """A likely mistake in a draft, what it does not affect, and what to do."""
-
-    id = serializers.CharField()
-    field = serializers.CharField(allow_blank=True)
-    text = serializers.CharField()
-    unaffected = serializers.CharField()
-    to_do = serializers.CharField()
-
-
 class ConfigurationsCompared(serializers.Serializer[Any]):
     """The effects of replacing one configuration by another."""
 
     before = serializers.IntegerField()
     after = serializers.IntegerField()
-    effects = EffectSerializer(many=True)
+    effects = SchemaField(tuple[Effect, ...])
 
 
 class ComparisonSerializer(ConfigurationsCompared):
     """The differences of two revisions, and their effects in the present fleet."""
 
-    changes = SettingChangeSerializer(many=True)
-
-
-class PredictedFigureSerializer(serializers.Serializer[Any]):
-    """A figure of the active policy and the draft, both replayed; null: unknown. ``difference`` has a 95 % interval."""
-
-    name = serializers.CharField()
-    title = serializers.CharField()
-    active = serializers.FloatField(allow_null=True)
-    predicted = serializers.FloatField(allow_null=True)
-    difference = serializers.DictField(child=serializers.FloatField(), allow_null=True)
-    limit = serializers.FloatField(allow_null=True)
-    is_exceeded = serializers.BooleanField()
-
-
-class FindingSerializer(serializers.Serializer[Any]):
-    """What speaks against publishing; with ``blocks`` publishing needs an ``override_reason``."""
-
-    code = serializers.ChoiceField(choices=[(code.value, code.name) for code in FindingCode])
-    detail = serializers.CharField()
-    to_do = serializers.CharField()
-    links = serializers.DictField()
-    figures = PredictedFigureSerializer(many=True)
-    blocks = serializers.BooleanField()
+    changes = SchemaField(tuple[SettingChange, ...])
 
 
 class DiffSerializer(ComparisonSerializer):
@@ -184,8 +132,8 @@ class DiffSerializer(ComparisonSerializer):
 
     before = serializers.IntegerField(allow_null=True)
     digest = serializers.CharField()
-    warnings = DraftWarningSerializer(many=True)
-    finding = FindingSerializer(allow_null=True)
+    warnings = SchemaField(tuple[DraftWarning, ...])
+    finding = SchemaField(Finding | None, allow_null=True)
 
 
 class RevisionsQuery(serializers.Serializer[Any]):
@@ -250,16 +198,6 @@ class RolloutHistorySerializer(serializers.ModelSerializer[RolloutHistoryEntry])
         fields = ("at", "transition", "before", "after", "stage", "by", "reason", "evidence")
 
 
-class RouterProgressSerializer(serializers.Serializer[Any]):
-    """One router's progress towards the configuration of the current stage."""
-
-    name = serializers.CharField()
-    progress = serializers.ChoiceField(choices=[(str(progress), str(progress)) for progress in Progress])
-    gets_canary_requests = serializers.BooleanField()
-    running = serializers.IntegerField(allow_null=True)
-    reason = serializers.CharField()
-
-
 class RolloutDetailSerializer(RolloutSerializer):
     """A rollout with its steps, oldest first, and with every router."""
 
@@ -269,9 +207,9 @@ class RolloutDetailSerializer(RolloutSerializer):
     class Meta(RolloutSerializer.Meta):
         fields = (*RolloutSerializer.Meta.fields, "history", "routers")  # type: ignore[assignment]  # longer
 
-    @extend_schema_field(RouterProgressSerializer(many=True))
+    @extend_schema_field(SchemaField(tuple[RouterProgress, ...]))
     def get_routers(self, rollout: Rollout) -> Any:
-        return RouterProgressSerializer(router_progress(rollout), many=True).data
+        return msgspec.to_builtins(router_progress(rollout))
 
 
 class TransitionInput(serializers.Serializer[Any]):
