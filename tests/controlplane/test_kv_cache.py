@@ -4,6 +4,7 @@ import pytest
 
 from controlplane.errors import InvalidError
 from controlplane.kv_cache import kv_bytes, kv_bytes_of_model, size_relevant_keys
+from controlplane.services.fleet.pools import update_pool
 from controlplane.web.tags import byte_size, of_tokens
 
 LLAMA_70B = {
@@ -139,3 +140,12 @@ def test_sizes_are_shown_in_the_largest_fitting_unit(value, text):
     assert byte_size(value) == text
     assert of_tokens(None, 5) is None
     assert of_tokens(5, None) is None
+
+
+@pytest.mark.django_db
+def test_a_replicas_cache_has_a_size_in_bytes_once_the_model_is_known(pool, replica):
+    replica.block_tokens, replica.capacity_blocks = 16, 1000
+    assert (replica.cache_tokens, replica.cache_bytes) == (16_000, None)
+    update_pool(pool, kv_cache={"bytes_per_token": 1024})
+    replica.pool.refresh_from_db()
+    assert replica.cache_bytes == 16_000 * 1024

@@ -11,9 +11,8 @@ from drf_spectacular.generators import SchemaGenerator
 from rest_framework.test import APIClient
 
 from controlplane.api.exceptions import PROBLEM_TYPES, SPECIFIC_TYPES, endpoint_not_found
-from controlplane.models import Pool, Role
+from controlplane.models import Pool
 from controlplane.services.access.tokens import create_token
-from controlplane.services.access.users import set_role
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
@@ -49,15 +48,6 @@ def test_every_operation_needs_authentication(pool):
 
 
 @pytest.mark.django_db
-def test_a_read_token_cannot_change_anything(pool, client_with):
-    reader = client_with("read")
-    for method, path in operations():
-        if method != "get" and not path.endswith("announce"):
-            assert getattr(reader, method)(path, {}).status_code == 403, f"{method} {path}"
-    assert reader.get(f"{ROOT}pools").status_code == 200
-
-
-@pytest.mark.django_db
 def test_a_rejection_names_the_role_and_the_scope_that_the_request_needs(pool, client_with):
     problem = client_with("read").patch(f"{ROOT}pools/default", {"description": "x"}).json()
     assert problem["detail"] == (
@@ -67,20 +57,6 @@ def test_a_rejection_names_the_role_and_the_scope_that_the_request_needs(pool, c
         "role admin. The token has the scope write; the scope admin"
         in (client_with("write").get(f"{ROOT}tokens").json()["detail"])
     )
-
-
-@pytest.mark.django_db
-def test_only_administrators_see_tokens(pool, client_with):
-    for scope, status in (("read", 403), ("write", 403), ("admin", 200)):
-        assert client_with(scope).get(f"{ROOT}tokens").status_code == status
-
-
-@pytest.mark.django_db
-def test_a_session_needs_a_csrf_token_for_changes(operator, pool):
-    browser = APIClient(enforce_csrf_checks=True)
-    browser.force_login(operator)
-    assert browser.get(f"{ROOT}pools").status_code == 200
-    assert browser.patch(f"{ROOT}pools/default", {"description": "x"}).status_code == 403
 
 
 @pytest.mark.django_db
@@ -94,15 +70,6 @@ def test_plain_http_is_rejected_instead_of_redirected(settings, operator, pool):
     headers = {"If-Match": "*"}
     assert script.patch(f"{ROOT}pools/default", {"description": "x"}, secure=True, headers=headers).status_code == 200
     assert script.get("/fleet/")["Location"] == "https://testserver/fleet/"
-
-
-@pytest.mark.django_db
-def test_an_approver_cannot_manage_tokens(django_user_model, pool):
-    browser, pat = CarefulClient(), django_user_model.objects.create_user("pat")
-    set_role(pat, Role.APPROVER, None)
-    browser.force_login(pat)
-    assert browser.patch(f"{ROOT}pools/default", {"description": "x"}).status_code == 200
-    assert browser.get(f"{ROOT}tokens").status_code == 403
 
 
 @pytest.mark.django_db

@@ -1,6 +1,7 @@
 import pytest
 
 from controlplane.models import ConfigSnapshot, Event, Router
+from controlplane.services.fleet.pools import create_pool
 
 pytestmark = pytest.mark.django_db
 
@@ -40,11 +41,6 @@ def test_an_invalid_replica_is_rejected_with_a_pointer(api, pool, body, pointer)
     assert [fault["pointer"] for fault in response.data["errors"]] == [pointer]
 
 
-def test_replica_names_and_urls_are_unique(api, replica):
-    for body in ({"name": "r1", "url": "http://10.0.0.2:8000"}, {"name": "r2", "url": replica.url + "/"}):
-        assert api.post("/api/v1/replicas", {"pool": "default", **body}).status_code == 409
-
-
 def test_a_pool_can_be_created_changed_and_removed(api, db):
     assert api.post("/api/v1/pools", {"name": "big", "models": ["qwen", "qwen"]}).data["models"] == ["qwen"]
     assert api.post("/api/v1/pools", {"name": "big"}).status_code == 409
@@ -64,6 +60,29 @@ def test_a_model_belongs_to_one_pool(api, pool):
     response = api.post("/api/v1/pools", {"name": "second"})
     assert (response.status_code, response.data["errors"][0]["pointer"]) == (422, "#/models")
     assert api.get("/api/v1/pools").data["count"] == 1
+
+
+@pytest.mark.parametrize(
+    ("pools", "models", "warning"),
+    [
+        ([], ["a"], None),
+        ([["a"]], ["b"], "Requests that name no model are rejected"),
+        ([["a"]], [], "go to pool new"),
+        ([[]], ["b"], None),
+        ([["a"], ["c"]], ["b"], None),  # the second one warned
+    ],
+)
+def test_a_second_pool_warns_of_requests_that_name_no_model(api, client, operator, pools, models, warning):
+    for number, served in enumerate(pools):
+        project = create_pool(f"pool-{number}", models=served).project
+    created = api.post("/api/v1/pools", {"name": "new", "models": models}, format="json")
+    (told,) = created.data["warnings"] or [None]
+    assert (warning in told) if warning else told is None
+    if warning:
+        api.delete("/api/v1/pools/new")
+        client.force_login(operator)
+        form = {"name": "new", "models": "\n".join(models), "project": project.pk}
+        assert warning in client.post("/fleet/pools/new/", form, follow=True).text
 
 
 def test_a_task_group_can_be_limited_to_replicas_of_its_pool(api, replica):

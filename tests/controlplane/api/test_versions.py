@@ -1,66 +1,33 @@
 """Every row that users edit has a version: of two editors of one version, through REST or pages, one gets an error."""
 
+import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 
 import pytest
 from django.apps import apps
 from django.db import connection, models, transaction
+from rest_framework.test import APIClient
 
-from controlplane.access.rules import RULES
-from controlplane.models import VersionedModel
+from controlplane.api.bundle import _Application
+from controlplane.models import Event, Pool, Replica, VersionedModel
+from controlplane.services.access.tokens import create_token
 from controlplane.services.fleet.pools import fleet_settings
+from controlplane.services.fleet.replicas import add_replica, update_replica
 from controlplane.services.policies.lifecycle import save_draft
 from tests.controlplane.access.conftest import create_project_with_objects
 from tests.controlplane.web.test_router_settings import filled
 
 pytestmark = pytest.mark.django_db
 ROOT = "/api/v1/"
-KUBERNETES = {"service": "vllm", "namespace": "models", "api_url": "https://k8s.example"}
-
-# Two edits of each kind of object by REST. A secret, which no representation shows, where the object has one.
-EDITS = {
-    "api:project-detail": ("projects/here", {"description": "a"}, {"description": "b"}),
-    "api:pool-detail": ("pools/here-pool", {"models": ["m"]}, {"description": "b"}),
-    "api:replica-detail": ("replicas/here-replica", {"api_key": "first"}, {"api_key": "second"}),
-    "api:replica-source-detail": ("replica-sources/cluster", {"secret": "first"}, {"secret": "second"}),
-    "api:task-group-detail": ("task-groups/{group}", {"replicas": ["here-replica"]}, {"replicas": []}),
-    "api:client-key-detail": ("client-keys/{key}", {"burst": 5, "requests_per_s": 1}, {"requests_per_s": 5}),
-    "api:fleet-settings": ("fleet-settings", {"needs_key": True}, {"needs_key": False}),
-    "telemetry-api:alert-rule-detail": ("alert-rules/{rule}", {"repeat_s": 60}, {"severity": "info"}),
-    "telemetry-api:silence-detail": ("silences/{silence}", {"comment": "a"}, {"comment": "b"}),
-    "telemetry-api:channel-detail": (
-        "channels/{channel}",
-        {"config": {"url": "https://hooks.example/a"}},
-        {"config": {"url": "https://hooks.example/b"}},
-    ),
-    "telemetry-api:metrics-server-detail": (
-        "metrics-servers/{server}",
-        {"credentials": {"token": "first"}},
-        {"credentials": {"token": "second"}},
-    ),
-    "telemetry-api:heartbeat": ("heartbeat", {"url": "https://watch.example/a"}, {"url": "https://watch.example/b"}),
-}
-# Pages that edit an object, and the edit by REST that was made since the page was opened.
-PAGES = {
-    "/fleet/pools/{pool}/": "api:pool-detail",
-    "/fleet/replicas/{replica}/": "api:replica-detail",
-    "/fleet/sources/{source}/": "api:replica-source-detail",
-    "/task-groups/{group}/": "api:task-group-detail",
-    "/client-keys/{key}/": "api:client-key-detail",
-    "/fleet/limits/": "api:fleet-settings",
-    "/alerts/rules/{rule}/": "telemetry-api:alert-rule-detail",
-    "/channels/{channel}/": "telemetry-api:channel-detail",
-    "/metrics-servers/{server}/": "telemetry-api:metrics-server-detail",
-    "/channels/heartbeat/": "telemetry-api:heartbeat",
-}
+DRAFT = {"settings": {"strategy": "prefix_hash"}}
 
 
 @pytest.fixture
 def keys():
     """The keys of one object of every kind."""
     here = create_project_with_objects("here", 1)
-    type(here.source).objects.update(name="cluster", kind="kubernetes", settings=KUBERNETES)
     fleet_settings()
     return {name: row.pk for name, row in vars(here).items()}
 
@@ -71,47 +38,12 @@ def visitor(client, operator):
     return client
 
 
-def test_every_object_that_users_change_has_an_example():
-    assert set(EDITS) == {
-        route for route, rule in RULES.items() if "PATCH" in rule.roles and route.split(":")[0].endswith("api")
-    }
-
-
-@pytest.mark.parametrize("route", EDITS)
-def test_a_stale_editor_is_rejected(script, keys, route):
-    path, first, second = EDITS[route]
-    url = ROOT + path.format(**keys)
-    stale = script.get(url)["ETag"]
-
-    replaced = script.patch(url, first, headers={"If-Match": stale})
-    late = script.patch(url, second, headers={"If-Match": stale})
-
-    assert (replaced.status_code, late.status_code) == (200, 412), replaced.content
-    assert replaced["ETag"] == replaced.json()["etag"] == late.json()["etag"] == script.get(url)["ETag"] != stale
-    assert script.patch(url, second, headers={"If-Match": replaced["ETag"]}).status_code == 200
-
-
 def test_a_removed_and_created_object_has_another_version(script, keys):
     url, body = f"{ROOT}heartbeat", {"url": "https://watch.example/a", "every_s": 60}
     stale = script.get(url)["ETag"]
     assert script.delete(url, headers={"If-Match": stale}).status_code == 204
     assert script.post(url, body).status_code == 201
     assert script.patch(url, {"every_s": 30}, headers={"If-Match": stale}).status_code == 412
-
-
-@pytest.mark.parametrize("address", PAGES)
-def test_a_page_does_not_replace_what_was_changed_since_it_was_opened(visitor, script, keys, address):
-    path, change, _ = EDITS[PAGES[address]]
-    url, page = ROOT + path.format(**keys), address.format(**keys)
-    opened = filled(visitor.get(page).text)
-    assert script.patch(url, change, headers={"If-Match": "*"}).status_code == 200
-    changed = script.get(url).json()
-
-    answer = visitor.post(page, opened)
-
-    assert (answer.status_code, "was changed since you opened this form" in answer.text) == (422, True)
-    assert script.get(url).json() == changed
-    assert visitor.post(page, filled(answer.text)).status_code == 302  # with the new version, knowingly
 
 
 def test_a_page_does_not_replace_a_draft_that_was_saved_since_it_was_opened(visitor, keys, policy):
@@ -197,3 +129,88 @@ def test_an_edit_does_not_lock_out_rows_that_refer_to_the_edited_one(name):
     with transaction.atomic(), ThreadPoolExecutor(1) as thread:
         row.save()
         thread.submit(refer).result(20)
+
+
+# --- what REST says of versions -----------------------------------------------------------------------------------
+
+
+def tag(client, path):
+    return client.get(f"{ROOT}{path}")["ETag"]
+
+
+def test_a_412_shows_the_present_object_and_its_etag(script, pool):
+    tag_before = tag(script, "pools/default")
+    assert (
+        script.patch(f"{ROOT}pools/default", {"description": "a"}, headers={"If-Match": tag_before}).status_code == 200
+    )
+    rejected = script.patch(f"{ROOT}pools/default", {"description": "b"}, headers={"If-Match": tag_before})
+    assert (rejected.status_code, rejected.data["current"]["description"]) == (412, "a")
+    assert rejected.data["changes"] == [{"pointer": "#/description", "before": "a", "after": "b"}]
+    assert rejected.data["etag"] == tag(script, "pools/default")
+    again = script.patch(f"{ROOT}pools/default", {"description": "b"}, headers={"If-Match": rejected.data["etag"]})
+    assert (again.status_code, again["ETag"]) == (200, tag(script, "pools/default"))
+
+
+def test_draft_and_publication_return_the_next_etag(script, policy):
+    saved = script.put(f"{ROOT}policies/default/draft", DRAFT, headers={"If-Match": tag(script, "policies/default")})
+    assert saved["ETag"] == tag(script, "policies/default")
+    published = script.post(f"{ROOT}policies/default/publish", {}, headers={"If-Match": saved["ETag"]})
+    assert (published.status_code, published["ETag"]) == (202, tag(script, "policies/default"))
+
+
+def test_lists_carry_the_tag_of_each_object(script, replica):
+    for resource, name in (("pools", "default"), ("replicas", "r1"), ("policies", "default"), ("projects", "default")):
+        (row,) = script.get(f"{ROOT}{resource}").data["results"]
+        assert row["etag"] == tag(script, f"{resource}/{name}")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_fifty_concurrent_edits_of_a_version_one_succeeds(operator, replica):
+    _, text = create_token(operator, name="test", scopes=["write"])
+    script = APIClient()
+    script.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
+    tag_before, before = tag(script, "replicas/r1"), Event.objects.filter(kind="replica_changed").count()
+
+    def edit(number):
+        try:
+            client = APIClient()
+            client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
+            response = client.patch(f"{ROOT}replicas/r1", {"weight": number}, headers={"If-Match": tag_before})
+            return number, response.status_code, json.loads(response.content)
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(50) as threads:
+        outcomes = list(threads.map(edit, range(2, 52), timeout=60))
+    ((winner, _, shown),) = [outcome for outcome in outcomes if outcome[1] == 200]
+    losers = [body for _, status, body in outcomes if status == 412]
+    assert len(losers) == 49
+    assert all(body["current"]["weight"] == winner and body["etag"] == shown["etag"] for body in losers)
+    assert Event.objects.filter(kind="replica_changed").count() == before + 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_change_during_the_application_of_a_bundle_is_a_conflict(api, pool, replica, monkeypatch):
+    """Another connection changes a replica after the bundle's version was compared."""
+    add_replica(pool, name="r2", url="http://10.0.0.2:8000")
+    apply_pool = _Application.apply_pool
+
+    def change_meanwhile(self, *arguments):
+        if not change_meanwhile.done:
+            change_meanwhile.done = True
+            thread = Thread(target=change_replica)
+            thread.start()
+            thread.join(20)
+        return apply_pool(self, *arguments)
+
+    def change_replica():
+        update_replica(Replica.objects.get(name="r2"), weight=9)
+        connection.close()
+
+    change_meanwhile.done = False
+    monkeypatch.setattr(_Application, "apply_pool", change_meanwhile)
+    bundle = {"pools": [{"name": "default", "description": "mine", "replicas": [{"name": "r1", "weight": 4}]}]}
+    response = api.put(f"{ROOT}config", {"format": 1, **bundle}, format="json")
+    assert response.status_code == 409
+    assert [(row.name, row.weight) for row in Replica.objects.order_by("name")] == [("r1", 1.0), ("r2", 9.0)]
+    assert Pool.objects.get().description == ""

@@ -1,7 +1,6 @@
 """Pushes of changes to routers, by the tasks and over a socket."""
 
 import json
-import random
 
 import msgspec
 import pytest
@@ -259,39 +258,3 @@ def test_routers_of_a_fleet_get_the_same_hash_secret(start_router, pool):
     add_replica(pool, name="r1", url="http://10.0.0.1:8000")
     reconcile_routers()
     assert first.running.config.hash_secret == second.running.config.hash_secret
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_every_router_converges_whatever_is_lost_repeated_or_delayed(start_router, pool, policy, seed):
-    rng = random.Random(seed)
-    faults = [None, None, "drop", "lose_ack", "nack", "error", "garbage"]
-    routers = [start_router(f"router-{number}") for number in range(4)]
-    for router in routers:
-        router.fault = lambda: rng.choice(faults)
-    last_number = {router.name: 0 for router in routers}
-
-    for step in range(30):
-        match rng.randrange(5):
-            case 0:
-                publish(policy, slack_s=1.0 + step)
-            case 1:
-                announce(**rng.choice(routers).announcement())
-            case 2:
-                push_config(row(rng.choice(routers)).pk)
-            case 3:  # a restart that keeps the last stored good configuration
-                restarted = rng.choice(routers)
-                restarted.boot = f"b{step}"
-                announce(**restarted.announcement())
-            case _:
-                end_pauses()
-        reconcile_routers()
-        for router in routers:
-            assert (router.revision or 0) >= last_number[router.name]
-            last_number[router.name] = router.revision or 0
-
-    for router in routers:
-        router.fault = lambda: None
-    end_pauses()
-    reconcile_routers()
-    assert {router.revision for router in routers} == {newest()}
-    assert {row(router).running_number for router in routers} == {newest()}

@@ -1,4 +1,3 @@
-import pytest
 from django.utils import timezone
 
 from controlplane.models import Pool, Replica, ReplicaState, Router
@@ -81,22 +80,6 @@ def test_a_pool_and_its_first_replica_are_added(visitor):
     replica = Replica.objects.get()
     assert (replica.url, replica.weight) == ("http://gpu-1:8000", 2.0)
     assert "gpu-1" in answer.text
-
-
-@pytest.mark.parametrize(
-    ("form", "field"),
-    [
-        ({"name": "Big Name", "url": "http://gpu:8000", "weight": "1"}, "name"),
-        ({"name": "gpu", "url": "ftp://gpu", "weight": "1"}, "url"),
-        ({"name": "gpu", "url": "http://gpu:8000", "weight": "0"}, "weight"),
-    ],
-)
-def test_an_error_of_the_service_is_shown_at_its_field(visitor, pool, form, field):
-    answer = visitor.post(f"/fleet/pools/{pool.pk}/replicas/new/", form)
-
-    assert answer.status_code == 422
-    assert f'id="id_{field}_error"' in answer.text
-    assert not Replica.objects.exists()
 
 
 def test_a_name_that_is_taken_is_refused_above_the_form(visitor, replica):

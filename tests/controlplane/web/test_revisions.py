@@ -119,13 +119,6 @@ def test_a_draft_with_the_settings_of_a_named_revision_needs_the_confirmation_to
     assert history.live().number == draft.number
 
 
-def test_a_rollback_is_rejected_after_another_revision_was_published(visitor, history):
-    answer = visitor.post(path(history, "revert/1/"), {"reason": "slow", "typed": "default", "live": 2})
-
-    assert answer.status_code == 422
-    assert "no longer active" in answer.text
-
-
 def test_a_rollback_to_a_draft_or_an_unknown_revision_is_not_found(visitor, history):
     assert visitor.get(path(history, "revert/4/")).status_code == 404
     assert visitor.get(path(history, "revert/9/")).status_code == 404

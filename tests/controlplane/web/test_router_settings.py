@@ -1,6 +1,7 @@
 """Forms in sections: what routers can be told of pools, replicas and task groups, without JavaScript."""
 
 import html
+import json
 import re
 
 import pytest
@@ -12,7 +13,8 @@ from controlplane.services.fleet.replicas import add_replica, update_replica
 from controlplane.services.fleet.task_groups import create_task_group, update_task_group
 from controlplane.services.snapshots import newest_snapshot, snapshot_document
 from routing import schema
-from tests.controlplane.api.test_router_settings import GROUP_SETTINGS, KV_EVENTS, POOL_SETTINGS
+from tests.controlplane.api.test_router_settings import COSTS, GROUP_SETTINGS, KV_EVENTS, POOL_SETTINGS
+from tests.controlplane.test_kv_cache import LLAMA_70B
 
 CANARY = "sk-canary-77aa"
 FULL_POOL = {field: value for field, value, _ in POOL_SETTINGS if value} | {
@@ -117,6 +119,29 @@ def test_sections_are_filled_in_and_taken_back(visitor, pool, paths):
     assert pool.tier1["boundary"] == "system"
 
 
+def test_the_cache_size_and_prices_are_set_kept_and_removed(visitor, pool, paths):
+    url = paths["pool"]
+    sent = filled(visitor.get(url).text) | {
+        "kv_cache-model_config": json.dumps(LLAMA_70B | {"vocab_size": 5}),
+        "kv_cache-dtype": "fp8",
+        "costs-gpu_hour_price": "2.5",
+        "costs-gpus_per_replica": "4",
+        "costs-currency": "USD",
+    }
+    assert visitor.post(url, sent).status_code == 302
+    pool.refresh_from_db()
+    assert (pool.costs, pool.kv_bytes_per_token) == (COSTS, 160 * 1024)
+    assert pool.kv_cache["model_config"] == LLAMA_70B
+
+    again = filled(visitor.get(url).text)
+    visitor.post(url, again)
+    pool.refresh_from_db()
+    assert pool.kv_cache["model_config"] == LLAMA_70B
+    visitor.post(url, again | {"costs-unset": "on", "kv_cache-unset": "on"})
+    pool.refresh_from_db()
+    assert (pool.costs, pool.kv_cache) == (None, None)
+
+
 def test_every_error_stands_at_its_field_and_its_section_open(visitor, pool, paths):
     sent = filled(visitor.get(paths["pool"]).text) | {
         "health-interval_s": "0",
@@ -140,6 +165,10 @@ def test_every_error_stands_at_its_field_and_its_section_open(visitor, pool, pat
     [
         ("pool", {"tier1-boundary": "marker"}, "tier1-boundary"),
         ("pool", {"models": "llama", "aliases": "gpt = mistral"}, "aliases"),
+        ("pool", {"kv_cache-model_config": "{"}, "kv_cache-model_config"),
+        ("pool", {"kv_cache-model_config": "[1]"}, "kv_cache-model_config"),
+        ("pool", {"kv_cache-dtype": "fp8"}, "kv_cache-bytes_per_token"),
+        ("pool", {"costs-currency": "USD"}, "costs-gpu_hour_price"),
         ("replica", {"labels": "a b=c"}, "labels"),
         ("replica", {"kv_events-endpoint": "tcp://*:5557"}, "kv_events-endpoint"),
         ("replica", {"kv_events-replay_endpoint": "tcp://gpu-1:5657"}, "kv_events-endpoint"),

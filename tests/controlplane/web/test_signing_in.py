@@ -20,14 +20,6 @@ def test_signing_in_leads_back_to_where_one_came_from(client, operator):
     assert (answer.status_code, answer["Location"]) == (302, "/fleet/")
 
 
-def test_a_wrong_password_is_refused_beside_the_form_and_names_no_cause(client, operator):
-    answer = client.post("/accounts/login/", {"login": "olga", "password": "wrong"})
-
-    assert answer.status_code == 200
-    assert 'role="alert"' in answer.text
-    assert "_auth_user_id" not in client.session
-
-
 def test_there_is_no_sign_up_and_no_mail_flow():
     names = {name for name in get_resolver().reverse_dict if isinstance(name, str) and name.startswith("account_")}
 
