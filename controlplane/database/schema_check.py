@@ -1,8 +1,9 @@
 """Refuses a database whose tables are not those of its recorded migrations.
 
 Before the first release the migrations were rewritten several times. A database of an older history records the same
-or other names, so Django would find nothing to do, or add to tables that are not what it believes. Migrations of a
-newer release are no fault: the previous release runs with its schema, so that an upgrade can be rolled back.
+or other names, so Django would find nothing to do, or add to tables that are not what it believes. A database with
+all migrations that the first ones replace is up to date. Migrations of a newer release are no fault: the previous
+release runs with its schema, so that an upgrade can be rolled back.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 
 from django.db import OperationalError, connection
 from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.recorder import MigrationRecorder
 
 APPS = ("controlplane", "telemetry")
 MAX_NAMED = 3  # in one sentence
@@ -22,14 +24,20 @@ TO_DO = (
 
 def schema_fault() -> str | None:
     """What is wrong with the database's history or columns, with what to do; None if nothing is, or it is empty."""
-    loader = MigrationLoader(connection)
-    applied = {key for key in loader.applied_migrations if key[0] in APPS}
-    known = set(loader.disk_migrations)
-    newest = {app: max(name for of, name in known if of == app) for app in APPS}
-    unknown = sorted(f"{app}.{name}" for app, name in applied - known if name[:4] <= newest[app][:4])
+    ours = {key: migration for key, migration in MigrationLoader(None).disk_migrations.items() if key[0] in APPS}
+    applied = {key for key in MigrationRecorder(connection).applied_migrations() if key[0] in APPS}
+    for key, migration in ours.items():
+        if migration.replaces and applied.issuperset(migration.replaces):
+            applied = applied.difference(migration.replaces) | {key}
+    names = {app: sorted(name for of, name in ours if of == app) for app in APPS}
+    unknown = sorted(
+        f"{app}.{name}"
+        for app, name in applied.difference(ours)
+        if name[:4] <= names[app][-1][:4] or (app, names[app][0]) not in applied
+    )
     if unknown:
         return f"The database records migrations of another history of Warmpath: {_listed(unknown)}. {TO_DO}"
-    missing = _missing_columns(loader, applied & known)
+    missing = _missing_columns(applied & ours.keys())
     if missing:
         return f"The database lacks {len(missing)} columns that its migrations create: {_listed(missing)}. {TO_DO}"
     return None
@@ -50,9 +58,9 @@ def refuse_foreign_database() -> None:
         raise SystemExit(fault)
 
 
-def _missing_columns(loader: MigrationLoader, applied: Iterable[tuple[str, str]]) -> list[str]:
+def _missing_columns(applied: Iterable[tuple[str, str]]) -> list[str]:
     """Columns (``table.column``) of the models at the applied migrations that the database does not have."""
-    nodes = [key for key in applied if key in loader.graph.nodes]
+    loader, nodes = MigrationLoader(None), list(applied)
     if not nodes:
         return []
     models = loader.project_state(nodes).apps.get_models()

@@ -31,7 +31,7 @@ AUDIT_FIELDS = (
 
 
 class AuditEntry(models.Model):
-    """One change. A trigger (migration 0013) rejects updates, and deletes of what is younger than 90 days. Each row
+    """One change. A trigger (migration 0002) rejects updates, and deletes of what is younger than 90 days. Each row
     contains the digest of the one before it, so that a row that was deleted or changed without the trigger is detected.
 
     It has no foreign keys, because it outlives all other rows.

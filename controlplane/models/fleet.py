@@ -72,7 +72,7 @@ class NextVersion(Func):
 class VersionedModel(Model):
     """A row that users edit.
 
-    A trigger (migration 0012) increases ``version`` with each change of a column. Its arguments name the columns that
+    A trigger (migration 0002) increases ``version`` with each change of a column. Its arguments name the columns that
     workers write, which do not count. An edit that is based on an older version can thus be rejected.
     """
 

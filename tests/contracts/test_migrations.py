@@ -9,7 +9,7 @@ from django.db.models.functions import Now
 
 from tests.contracts.migration_rules import BIG, RULES, faults
 
-LAST_RELEASE = {"controlplane": "0002_guards", "telemetry": "0002_readings"}  # its newest migrations: 0.1.0
+LAST_RELEASE = {"controlplane": "0002_triggers", "telemetry": "0002_partitions"}  # its newest migrations: 0.1.0
 
 
 def test_no_migration_after_the_last_release_blocks_writers_or_breaks_that_release():

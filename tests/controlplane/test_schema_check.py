@@ -3,6 +3,7 @@
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
+from django.db.migrations.loader import MigrationLoader
 
 from controlplane.database.schema_check import refuse_foreign_database, schema_fault
 from telemetry.models import Alert
@@ -35,6 +36,24 @@ def test_a_database_that_records_other_migrations_is_refused(capsys):
         assert "another history of Warmpath: controlplane.0002_other_triggers." in str(error.value)
         assert "Nothing was changed." in str(error.value)
         assert "WARMPATH_DATABASE_URL" in str(error.value)
+
+
+def test_a_database_of_all_replaced_migrations_is_right_and_one_of_some_is_refused(capsys):
+    """Those of the development before the first release."""
+    ours = {key: row for key, row in MigrationLoader(None).disk_migrations.items() if row.replaces}
+    for app, name in ours:
+        execute(f"delete from django_migrations where app = '{app}' and name = '{name}'")
+    for app, name in (key for row in ours.values() for key in row.replaces):
+        record(app, name)
+
+    assert schema_fault() is None
+    call_command("migrate", verbosity=1)
+    assert "No migrations to apply" in capsys.readouterr().out
+
+    execute("delete from django_migrations where name in ('0001_schema', '0002_triggers', '0002_partitions')")
+    execute("delete from django_migrations where name in ('0024_rule_kind_choices', '0015_source_adoption')")
+    with pytest.raises(CommandError, match=r"another history of Warmpath: controlplane\.0001_initial"):
+        call_command("migrate", verbosity=0)
 
 
 def test_a_database_with_equal_names_and_fewer_columns_is_refused(client, monkeypatch):

@@ -1,5 +1,9 @@
+"""The tables of the models. Replaces the migrations of development, so a database that has them all is up to date."""
+
 import controlplane.models.audit
+import controlplane.models.fleet
 import django.contrib.postgres.fields
+import django.db.models.constraints
 import django.db.models.deletion
 import django.db.models.functions.comparison
 import django.utils.timezone
@@ -10,12 +14,29 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     initial = True
+    replaces = [
+        ('controlplane', '0001_initial'),
+        ('controlplane', '0003_capacity'),
+        ('controlplane', '0004_what_if_policy'),
+        ('controlplane', '0005_kv_events'),
+        ('controlplane', '0006_pool_requests'),
+        ('controlplane', '0007_roles'),
+        ('controlplane', '0008_adapter_replicas'),
+        ('controlplane', '0009_revision_fault'),
+        ('controlplane', '0010_configurations_end'),
+        ('controlplane', '0011_allowed_origins'),
+        ('controlplane', '0012_versions'),
+        ('controlplane', '0013_audit_expires'),
+        ('controlplane', '0014_no_auto_replicas'),
+        ('controlplane', '0015_source_adoption'),
+    ]
 
     dependencies = [
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
     operations = [
+        migrations.RunSQL('create sequence controlplane_version'),
         migrations.CreateModel(
             name='WorkerLiveness',
             fields=[
@@ -91,6 +112,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='FleetSettings',
             fields=[
+                ('version', models.BigIntegerField(db_default=controlplane.models.fleet.NextVersion(), editable=False)),
                 ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
                 ('needs_key', models.BooleanField(default=False)),
                 ('limits', models.JSONField(blank=True, null=True)),
@@ -98,21 +120,6 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name_plural': 'fleet settings',
                 'constraints': [models.CheckConstraint(condition=models.Q(('id', 1)), name='fleet_settings_single_row')],
-            },
-        ),
-        migrations.CreateModel(
-            name='ItemFailure',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('task', models.CharField(max_length=32)),
-                ('item', models.CharField(max_length=200)),
-                ('since', models.DateTimeField()),
-                ('at', models.DateTimeField()),
-                ('failures', models.PositiveIntegerField(default=1)),
-                ('error', models.CharField(max_length=64)),
-            ],
-            options={
-                'constraints': [models.UniqueConstraint(fields=('task', 'item'), name='item_failure_unique')],
             },
         ),
         migrations.CreateModel(
@@ -132,24 +139,25 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name='UserSession',
+            name='ItemFailure',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('key', models.CharField(editable=False, max_length=40, unique=True)),
-                ('address', models.CharField(blank=True, max_length=45)),
-                ('agent', models.CharField(blank=True, max_length=200)),
-                ('started_at', models.DateTimeField(default=django.utils.timezone.now)),
-                ('seen_at', models.DateTimeField(default=django.utils.timezone.now)),
-                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='browser_sessions', to=settings.AUTH_USER_MODEL)),
+                ('task', models.CharField(max_length=32)),
+                ('item', models.CharField(max_length=200)),
+                ('since', models.DateTimeField()),
+                ('at', models.DateTimeField()),
+                ('failures', models.PositiveIntegerField(default=1)),
+                ('error', models.CharField(max_length=64)),
             ],
             options={
-                'ordering': ('-seen_at', '-pk'),
+                'constraints': [models.UniqueConstraint(fields=('task', 'item'), name='item_failure_unique')],
             },
         ),
         migrations.CreateModel(
             name='PolicyRevision',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('version', models.BigIntegerField(db_default=controlplane.models.fleet.NextVersion(), editable=False)),
                 ('number', models.PositiveIntegerField()),
                 ('state', models.CharField(choices=[('draft', 'Draft'), ('canary', 'Canary'), ('live', 'Active'), ('retired', 'Retired'), ('rolled_back', 'Rolled back')], default='draft', max_length=11)),
                 ('settings', models.JSONField()),
@@ -157,6 +165,8 @@ class Migration(migrations.Migration):
                 ('reason', models.CharField(blank=True, max_length=500)),
                 ('created_at', models.DateTimeField(auto_now_add=True)),
                 ('published_at', models.DateTimeField(blank=True, null=True)),
+                ('fault', models.CharField(blank=True, choices=[('alert', 'named by an alert'), ('analysis', 'failed analysis')], db_default='', default='', max_length=8)),
+                ('fault_alert', models.BigIntegerField(blank=True, null=True)),
                 ('author', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='revisions', to=settings.AUTH_USER_MODEL)),
             ],
             options={
@@ -167,6 +177,7 @@ class Migration(migrations.Migration):
             name='Project',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('version', models.BigIntegerField(db_default=controlplane.models.fleet.NextVersion(), editable=False)),
                 ('name', models.CharField(max_length=30, unique=True)),
                 ('description', models.TextField(blank=True, max_length=1000)),
                 ('needs_approval', models.BooleanField(db_default=False, default=False)),
@@ -181,19 +192,27 @@ class Migration(migrations.Migration):
             name='Pool',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('version', models.BigIntegerField(db_default=controlplane.models.fleet.NextVersion(), editable=False)),
                 ('name', models.CharField(max_length=30, unique=True)),
                 ('models', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=256), blank=True, default=list, size=None)),
                 ('aliases', models.JSONField(blank=True, default=list)),
                 ('adapters', models.JSONField(blank=True, default=list)),
+                ('adapter_replicas', models.PositiveIntegerField(blank=True, null=True)),
                 ('description', models.TextField(blank=True, max_length=1000)),
                 ('health', models.JSONField(blank=True, null=True)),
                 ('breaker', models.JSONField(blank=True, null=True)),
                 ('caps', models.JSONField(blank=True, null=True)),
                 ('concurrency', models.JSONField(blank=True, null=True)),
                 ('tier1', models.JSONField(blank=True, null=True)),
-                ('share_half_life', models.PositiveIntegerField(blank=True, null=True)),
                 ('stream_usage', models.CharField(blank=True, choices=[('request', 'request'), ('as_sent', 'as_sent')], max_length=8, null=True)),
                 ('warm_up', models.JSONField(blank=True, null=True)),
+                ('session_keys', models.JSONField(blank=True, null=True)),
+                ('paths', models.JSONField(blank=True, null=True)),
+                ('disaggregation', models.JSONField(blank=True, null=True)),
+                ('allowed_origins', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=256), blank=True, db_default=[], default=list, size=None)),
+                ('kv_cache', models.JSONField(blank=True, null=True)),
+                ('costs', models.JSONField(blank=True, null=True)),
+                ('what_if', models.JSONField(blank=True, null=True)),
                 ('created_at', models.DateTimeField(auto_now_add=True)),
                 ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='pools', to='controlplane.project')),
             ],
@@ -205,6 +224,7 @@ class Migration(migrations.Migration):
             name='ClientKey',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('version', models.BigIntegerField(db_default=controlplane.models.fleet.NextVersion(), editable=False)),
                 ('name', models.CharField(max_length=30)),
                 ('hint', models.CharField(max_length=12)),
                 ('digest', models.CharField(max_length=64, unique=True)),
@@ -228,6 +248,7 @@ class Migration(migrations.Migration):
             name='Replica',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('version', models.BigIntegerField(db_default=controlplane.models.fleet.NextVersion(), editable=False)),
                 ('name', models.CharField(max_length=63, unique=True)),
                 ('url', models.CharField(max_length=2048)),
                 ('state', models.CharField(choices=[('active', 'Active'), ('draining', 'Draining'), ('disabled', 'Disabled')], default='active', max_length=8)),
@@ -237,6 +258,9 @@ class Migration(migrations.Migration):
                 ('labels', models.JSONField(blank=True, default=dict)),
                 ('adapters', models.JSONField(blank=True, null=True)),
                 ('data_parallel_size', models.PositiveSmallIntegerField(default=1)),
+                ('kv_events', models.JSONField(blank=True, null=True)),
+                ('reported_kv_events', models.JSONField(blank=True, null=True)),
+                ('role', models.CharField(choices=[('both', 'Prefill and decode'), ('prefill', 'Prefill'), ('decode', 'Decode')], db_default='both', default='both', max_length=8)),
                 ('api_key_encrypted', models.BinaryField(blank=True, null=True)),
                 ('api_key_set_at', models.DateTimeField(blank=True, null=True)),
                 ('created_at', models.DateTimeField(auto_now_add=True)),
@@ -250,11 +274,12 @@ class Migration(migrations.Migration):
             name='ReplicaSource',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('version', models.BigIntegerField(db_default=controlplane.models.fleet.NextVersion(), editable=False)),
                 ('name', models.CharField(max_length=30, unique=True)),
                 ('kind', models.CharField(max_length=16)),
                 ('settings', models.JSONField()),
                 ('encrypted', models.BinaryField(blank=True, null=True)),
-                ('adoption', models.CharField(choices=[('propose', 'Propose: a user adopts or dismisses each engine'), ('adopt', 'Adopt: each engine becomes a replica automatically')], default='propose', max_length=8)),
+                ('adoption', models.CharField(choices=[('propose', 'Propose: a user adopts each engine'), ('adopt', 'Follow: each engine becomes a replica automatically')], default='propose', max_length=8)),
                 ('enabled', models.BooleanField(default=True)),
                 ('interval_s', models.FloatField(default=30.0)),
                 ('deadline_s', models.FloatField(default=10.0)),
@@ -321,6 +346,7 @@ class Migration(migrations.Migration):
             name='Rollout',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('version', models.BigIntegerField(db_default=controlplane.models.fleet.NextVersion(), editable=False)),
                 ('plan', models.CharField(db_default='all_at_once', default='all_at_once', max_length=12)),
                 ('state', models.CharField(choices=[('awaiting_approval', 'Awaiting approval'), ('pending', 'Pending'), ('progressing', 'Progressing'), ('paused', 'Paused'), ('holding', 'On hold'), ('complete', 'Complete'), ('aborted', 'Aborted'), ('rolled_back', 'Rolled back'), ('superseded', 'Superseded')], default='pending', max_length=17)),
                 ('held_by', models.CharField(blank=True, choices=[('rejection', 'A router rejects the configuration'), ('analysis', 'Analysis inconclusive')], db_default='', default='', max_length=9)),
@@ -458,12 +484,12 @@ class Migration(migrations.Migration):
             name='TaskGroup',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('version', models.BigIntegerField(db_default=controlplane.models.fleet.NextVersion(), editable=False)),
                 ('name', models.CharField(max_length=30)),
                 ('owner', models.CharField(blank=True, max_length=200)),
                 ('description', models.TextField(blank=True, max_length=1000)),
                 ('match', models.JSONField(blank=True, null=True)),
                 ('tier1', models.JSONField(blank=True, null=True)),
-                ('auto_replicas', models.JSONField(blank=True, null=True)),
                 ('priority', models.PositiveSmallIntegerField(default=0)),
                 ('concurrency', models.JSONField(blank=True, null=True)),
                 ('caps', models.JSONField(blank=True, null=True)),
@@ -483,6 +509,21 @@ class Migration(migrations.Migration):
             model_name='routingpolicy',
             name='group',
             field=models.OneToOneField(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='policy', to='controlplane.taskgroup'),
+        ),
+        migrations.CreateModel(
+            name='UserSession',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('key', models.CharField(editable=False, max_length=40, unique=True)),
+                ('address', models.CharField(blank=True, max_length=45)),
+                ('agent', models.CharField(blank=True, max_length=200)),
+                ('started_at', models.DateTimeField(default=django.utils.timezone.now)),
+                ('seen_at', models.DateTimeField(default=django.utils.timezone.now)),
+                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='browser_sessions', to=settings.AUTH_USER_MODEL)),
+            ],
+            options={
+                'ordering': ('-seen_at', '-pk'),
+            },
         ),
         migrations.CreateModel(
             name='ApiToken',
@@ -513,7 +554,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='pool',
-            constraint=models.CheckConstraint(condition=models.Q(('share_half_life', None), ('share_half_life__range', (100, 1000000)), _connector='OR'), name='pool_share_half_life_range'),
+            constraint=models.CheckConstraint(condition=models.Q(('adapter_replicas', None), ('adapter_replicas__range', (1, 10000)), _connector='OR'), name='pool_adapter_replicas_range'),
         ),
         migrations.AddConstraint(
             model_name='clientkey',
@@ -533,11 +574,15 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='replica',
+            constraint=models.UniqueConstraint(deferrable=django.db.models.constraints.Deferrable['IMMEDIATE'], fields=('url',), name='replica_url_unique'),
+        ),
+        migrations.AddConstraint(
+            model_name='replica',
             constraint=models.CheckConstraint(condition=models.Q(('state__in', ['active', 'draining', 'disabled'])), name='replica_state_known'),
         ),
         migrations.AddConstraint(
             model_name='replica',
-            constraint=models.UniqueConstraint(deferrable=models.Deferrable['IMMEDIATE'], fields=('url',), name='replica_url_unique'),
+            constraint=models.CheckConstraint(condition=models.Q(('role__in', ['both', 'prefill', 'decode'])), name='replica_role_known'),
         ),
         migrations.AddConstraint(
             model_name='replica',
@@ -690,6 +735,10 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name='policyrevision',
             constraint=models.CheckConstraint(condition=models.Q(('state__in', ['draft', 'canary', 'live', 'retired', 'rolled_back'])), name='revision_state_known'),
+        ),
+        migrations.AddConstraint(
+            model_name='policyrevision',
+            constraint=models.CheckConstraint(condition=models.Q(models.Q(('fault', 'alert'), ('fault_alert__isnull', False)), models.Q(models.Q(('fault', 'alert'), _negated=True), ('fault__in', ('', 'alert', 'analysis')), ('fault_alert', None)), _connector='OR'), name='revision_fault_known'),
         ),
         migrations.AddConstraint(
             model_name='policyrevision',

@@ -1,10 +1,15 @@
-"""Tables partitioned by time, which Django's models cannot express: readings, decisions, and the rollups of readings.
+"""Tables partitioned by time, which Django's models cannot express: readings, decisions, and the rollups of readings;
+and the triggers of versions.
 
 ``telemetry.storage.partitions`` creates and drops the partitions; ``telemetry.storage.rollup_tables`` lists the
 columns of rollups.
 """
 
+from importlib import import_module
+
 from django.db import migrations
+
+version_triggers = import_module("controlplane.migrations.0002_triggers").version_triggers
 
 PARTITIONED = """
 alter table {name} rename to {name}_plain;
@@ -102,6 +107,11 @@ create table telemetry_routerreading_1m (
     predicted_prompt_tokens bigint,
     predicted_tokens bigint,
     predicted_cached_tokens bigint,
+    cache_hits bigint,
+    cache_misses bigint,
+    cache_bypasses bigint,
+    cache_prompt_tokens bigint,
+    cache_generated_tokens bigint,
     primary key (at, router_id, pool, "group", policy, revision)
 ) partition by range (at);
 
@@ -120,10 +130,18 @@ create table telemetry_histogram_1m (
 """
 FINEST = ("telemetry_reading", "telemetry_routerreading", "telemetry_histogram")
 COARSER = ("5m", "1h", "6h")
+UNVERSIONED = {
+    "alertrule": ("evaluated_at", "verdict", "updated_at"),
+    "channel": ("delivered_at", "failed_at", "error", "catches_up"),
+    "heartbeat": ("due_at", "sent_at", "failed_at", "error", "withheld"),
+    "metricsserver": ("asked_at", "error", "found", "missing"),
+    "silence": (),
+}
 
 
 class Migration(migrations.Migration):
-    dependencies = [("telemetry", "0001_initial")]
+    replaces = [("telemetry", "0002_readings")]
+    dependencies = [("telemetry", "0001_schema")]
 
     operations = [
         migrations.RunSQL("".join(PARTITIONED.format(name=name) for name in READINGS)),
@@ -135,4 +153,5 @@ class Migration(migrations.Migration):
                 for suffix in COARSER
             )
         ),
+        version_triggers("telemetry", UNVERSIONED),
     ]

@@ -1,7 +1,12 @@
+"""The tables of the models. Replaces the migrations of development, so a database that has them all is up to date."""
+
+import controlplane.models.fleet
 import django.contrib.postgres.fields
+import django.contrib.postgres.indexes
 import django.db.models.deletion
 import django.db.models.functions.datetime
 import django.utils.timezone
+import telemetry.models.alert
 import telemetry.models.notification
 import uuid
 from django.conf import settings
@@ -11,9 +16,34 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     initial = True
+    replaces = [
+        ('telemetry', '0001_initial'),
+        ('telemetry', '0003_what_if'),
+        ('telemetry', '0004_worth'),
+        ('telemetry', '0005_capacity'),
+        ('telemetry', '0006_predictions'),
+        ('telemetry', '0007_kv_streams'),
+        ('telemetry', '0008_pool_loads'),
+        ('telemetry', '0009_response_cache'),
+        ('telemetry', '0010_semantic_caches'),
+        ('telemetry', '0011_request_digests'),
+        ('telemetry', '0012_lacks_prefix_cache'),
+        ('telemetry', '0013_notified_causes'),
+        ('telemetry', '0014_outbox_state'),
+        ('telemetry', '0015_notification_alerts'),
+        ('telemetry', '0016_prefill_rates'),
+        ('telemetry', '0017_decision_outcome'),
+        ('telemetry', '0018_alert_rules'),
+        ('telemetry', '0019_engine_probes'),
+        ('telemetry', '0020_evaluation_state'),
+        ('telemetry', '0021_versions'),
+        ('telemetry', '0022_probe_cached_tokens'),
+        ('telemetry', '0023_shared_state'),
+        ('telemetry', '0024_rule_kind_choices'),
+    ]
 
     dependencies = [
-        ('controlplane', '0001_initial'),
+        ('controlplane', '0002_triggers'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
@@ -28,9 +58,17 @@ class Migration(migrations.Migration):
             ],
         ),
         migrations.CreateModel(
+            name='EvaluationState',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('at', models.DateTimeField()),
+            ],
+        ),
+        migrations.CreateModel(
             name='MetricsServer',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('version', models.BigIntegerField(db_default=controlplane.models.fleet.NextVersion(), editable=False)),
                 ('name', models.CharField(max_length=100, unique=True)),
                 ('url', models.CharField(max_length=2048)),
                 ('encrypted', models.BinaryField(null=True)),
@@ -50,6 +88,14 @@ class Migration(migrations.Migration):
             options={
                 'ordering': ('name',),
             },
+        ),
+        migrations.CreateModel(
+            name='OutboxState',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('read_at', models.DateTimeField()),
+                ('due_since', models.DateTimeField(null=True)),
+            ],
         ),
         migrations.CreateModel(
             name='RollupState',
@@ -73,27 +119,6 @@ class Migration(migrations.Migration):
             ],
         ),
         migrations.CreateModel(
-            name='AlertRule',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=100)),
-                ('kind', models.CharField(choices=[('hit_rate_drop', 'Hit rate drop'), ('hit_rate_floor', 'Hit rate floor'), ('prediction_gap', 'Prediction gap'), ('ttft_objective', 'TTFT objective'), ('error_ratio', 'Error ratio'), ('replica_down', 'Replica down'), ('replica_ejected', 'Replica ejected'), ('kv_pressure', 'KV pressure'), ('load_skew', 'Load skew'), ('cache_store_down', 'Response cache store down'), ('cache_share_drop', 'Response cache hit share drop'), ('semantic_cache_precision', 'Semantic cache precision'), ('rollout_stuck', 'Configuration not converged'), ('evaluator_lag', 'Telemetry behind'), ('no_data', 'No data')], default='hit_rate_drop', max_length=32)),
-                ('severity', models.CharField(choices=[('info', 'Info'), ('warning', 'Warning'), ('critical', 'Critical')], db_default='warning', default='warning', max_length=8)),
-                ('settings', models.JSONField(default=dict)),
-                ('repeat_s', models.PositiveIntegerField(db_default=14400, default=14400)),
-                ('enabled', models.BooleanField(default=True)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('updated_at', models.DateTimeField(auto_now=True)),
-                ('evaluated_at', models.DateTimeField(editable=False, null=True)),
-                ('verdict', models.JSONField(default=dict, editable=False)),
-                ('group', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='alert_rules', to='controlplane.taskgroup')),
-                ('pool', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='alert_rules', to='controlplane.pool')),
-            ],
-            options={
-                'ordering': ('pool__name', 'name'),
-            },
-        ),
-        migrations.CreateModel(
             name='Alert',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -101,6 +126,7 @@ class Migration(migrations.Migration):
                 ('state', models.CharField(choices=[('pending', 'Pending'), ('firing', 'Firing'), ('resolved', 'Resolved')], default='pending', max_length=8)),
                 ('severity', models.CharField(choices=[('info', 'Info'), ('warning', 'Warning'), ('critical', 'Critical')], db_default='warning', default='warning', max_length=8)),
                 ('labels', models.JSONField(db_default=models.Value({}, models.JSONField()), default=dict)),
+                ('episode', models.PositiveSmallIntegerField(db_default=1, default=1)),
                 ('started_at', models.DateTimeField()),
                 ('last_breach_at', models.DateTimeField()),
                 ('fired_at', models.DateTimeField(null=True)),
@@ -114,6 +140,7 @@ class Migration(migrations.Migration):
                 ('summary', models.CharField(blank=True, max_length=300)),
                 ('detail', models.JSONField(default=dict)),
                 ('causes', models.JSONField(db_default=models.Value([], models.JSONField()), default=list)),
+                ('notified_causes', models.JSONField(null=True)),
                 ('explained_at', models.DateTimeField(null=True)),
                 ('acknowledged_at', models.DateTimeField(null=True)),
                 ('acknowledged_by', models.CharField(db_default='', default='', max_length=150)),
@@ -123,7 +150,6 @@ class Migration(migrations.Migration):
                 ('notification_count', models.PositiveIntegerField(db_default=0, default=0)),
                 ('resolution_notified_at', models.DateTimeField(null=True)),
                 ('pool', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='alerts', to='controlplane.pool')),
-                ('rule', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='alerts', to='telemetry.alertrule')),
             ],
             options={
                 'ordering': ('-started_at', '-pk'),
@@ -144,6 +170,58 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='AlertRule',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('version', models.BigIntegerField(db_default=controlplane.models.fleet.NextVersion(), editable=False)),
+                ('name', models.CharField(max_length=100)),
+                ('kind', models.CharField(choices=telemetry.models.alert.rule_kinds, default='hit_rate_drop', max_length=32)),
+                ('severity', models.CharField(choices=[('info', 'Info'), ('warning', 'Warning'), ('critical', 'Critical')], db_default='warning', default='warning', max_length=8)),
+                ('settings', models.JSONField(default=dict)),
+                ('repeat_s', models.PositiveIntegerField(db_default=14400, default=14400)),
+                ('enabled', models.BooleanField(default=True)),
+                ('created_at', models.DateTimeField(auto_now_add=True)),
+                ('updated_at', models.DateTimeField(auto_now=True)),
+                ('evaluated_at', models.DateTimeField(editable=False, null=True)),
+                ('verdict', models.JSONField(default=dict, editable=False)),
+                ('group', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='alert_rules', to='controlplane.taskgroup')),
+                ('pool', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='alert_rules', to='controlplane.pool')),
+            ],
+            options={
+                'ordering': ('pool__name', 'name'),
+            },
+        ),
+        migrations.AddField(
+            model_name='alert',
+            name='rule',
+            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='alerts', to='telemetry.alertrule'),
+        ),
+        migrations.CreateModel(
+            name='BreakdownBin',
+            fields=[
+                ('pk', models.CompositePrimaryKey('at', 'pool_id', 'group', blank=True, editable=False, primary_key=True, serialize=False)),
+                ('at', models.DateTimeField()),
+                ('group', models.TextField()),
+                ('requests', models.IntegerField(default=0)),
+                ('prompt_tokens', models.FloatField(default=0.0)),
+                ('reachable', models.FloatField(default=0.0)),
+                ('capacity', models.FloatField(default=0.0)),
+                ('split', models.FloatField(default=0.0)),
+                ('best', models.FloatField(default=0.0)),
+                ('predicted', models.FloatField(default=0.0)),
+                ('sampling_error', models.FloatField(default=0.0)),
+                ('reported_requests', models.IntegerField(default=0)),
+                ('reported_tokens', models.FloatField(default=0.0)),
+                ('delivered', models.FloatField(default=0.0)),
+                ('prompt_squares', models.FloatField(db_default=0.0, default=0.0)),
+                ('reachable_squares', models.FloatField(db_default=0.0, default=0.0)),
+                ('reachable_products', models.FloatField(db_default=0.0, default=0.0)),
+                ('sample_ratio', models.FloatField()),
+                ('reason', models.CharField(blank=True, max_length=200)),
+                ('pool', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='controlplane.pool')),
+            ],
+        ),
+        migrations.CreateModel(
             name='CapacityCurve',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -154,7 +232,14 @@ class Migration(migrations.Migration):
                 ('cache_tokens', models.BigIntegerField(null=True)),
                 ('replicas', models.IntegerField(default=0)),
                 ('points', models.JSONField(default=list)),
+                ('placements', models.JSONField(null=True)),
+                ('working_set', models.JSONField(null=True)),
                 ('reason', models.CharField(blank=True, max_length=200)),
+                ('prefill_rate', models.FloatField(null=True)),
+                ('prefill_deviation', models.FloatField(db_default=0.0, default=0.0)),
+                ('prefill_fits', models.IntegerField(db_default=0, default=0)),
+                ('fitted_requests', models.IntegerField(db_default=0, default=0)),
+                ('gaps', models.JSONField(null=True)),
                 ('pool', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, related_name='capacity_curve', to='controlplane.pool')),
             ],
         ),
@@ -162,11 +247,13 @@ class Migration(migrations.Migration):
             name='Channel',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('version', models.BigIntegerField(db_default=controlplane.models.fleet.NextVersion(), editable=False)),
                 ('name', models.CharField(max_length=100, unique=True)),
                 ('kind', models.CharField(max_length=32)),
                 ('encrypted', models.BinaryField()),
                 ('matchers', models.JSONField(db_default=[], default=list)),
                 ('enabled', models.BooleanField(default=True)),
+                ('catches_up', models.BooleanField(db_default=False, default=True, editable=False)),
                 ('disabled_reason', models.CharField(blank=True, max_length=200)),
                 ('delivered_at', models.DateTimeField(editable=False, null=True)),
                 ('failed_at', models.DateTimeField(editable=False, null=True)),
@@ -196,22 +283,28 @@ class Migration(migrations.Migration):
                 ('rank', models.SmallIntegerField(null=True)),
                 ('reason', models.TextField()),
                 ('status', models.SmallIntegerField(null=True)),
+                ('outcome', models.TextField(db_default='', default='')),
                 ('streamed', models.BooleanField(null=True)),
                 ('ttft_s', models.FloatField(null=True)),
+                ('prefill_s', models.FloatField(null=True)),
                 ('latency_s', models.FloatField(null=True)),
                 ('prompt_tokens_estimate', models.BigIntegerField()),
                 ('prompt_tokens', models.BigIntegerField(null=True)),
                 ('cached_tokens', models.BigIntegerField(null=True)),
+                ('generated_tokens', models.BigIntegerField(null=True)),
                 ('hit_tokens', models.BigIntegerField(null=True)),
                 ('block_tokens', models.IntegerField(null=True)),
                 ('hash_tokens', models.IntegerField()),
                 ('prefix', models.BigIntegerField(null=True)),
+                ('session', models.BigIntegerField(null=True)),
                 ('blocks', django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), size=None)),
                 ('positions', django.contrib.postgres.fields.ArrayField(base_field=models.SmallIntegerField(), null=True, size=None)),
                 ('block_count', models.IntegerField()),
                 ('sample_ratio', models.FloatField()),
                 ('request_id', models.TextField()),
                 ('retries', models.SmallIntegerField()),
+                ('request_digest', models.BigIntegerField(null=True)),
+                ('digest_ratio', models.FloatField(null=True)),
                 ('candidates', models.JSONField(null=True)),
                 ('prompt_structure', models.JSONField(null=True)),
                 ('router', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='controlplane.router')),
@@ -236,6 +329,7 @@ class Migration(migrations.Migration):
             name='Heartbeat',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('version', models.BigIntegerField(db_default=controlplane.models.fleet.NextVersion(), editable=False)),
                 ('encrypted', models.BinaryField()),
                 ('every_s', models.PositiveIntegerField(default=60)),
                 ('due_at', models.DateTimeField()),
@@ -247,31 +341,6 @@ class Migration(migrations.Migration):
             options={
                 'constraints': [models.CheckConstraint(condition=models.Q(('pk', 1)), name='heartbeat_one_row')],
             },
-        ),
-        migrations.CreateModel(
-            name='BreakdownBin',
-            fields=[
-                ('pk', models.CompositePrimaryKey('at', 'pool_id', 'group', blank=True, editable=False, primary_key=True, serialize=False)),
-                ('at', models.DateTimeField()),
-                ('group', models.TextField()),
-                ('requests', models.IntegerField(default=0)),
-                ('prompt_tokens', models.FloatField(default=0.0)),
-                ('reachable', models.FloatField(default=0.0)),
-                ('capacity', models.FloatField(default=0.0)),
-                ('split', models.FloatField(default=0.0)),
-                ('best', models.FloatField(default=0.0)),
-                ('predicted', models.FloatField(default=0.0)),
-                ('sampling_error', models.FloatField(default=0.0)),
-                ('reported_requests', models.IntegerField(default=0)),
-                ('reported_tokens', models.FloatField(default=0.0)),
-                ('delivered', models.FloatField(default=0.0)),
-                ('prompt_squares', models.FloatField(db_default=0.0, default=0.0)),
-                ('reachable_squares', models.FloatField(db_default=0.0, default=0.0)),
-                ('reachable_products', models.FloatField(db_default=0.0, default=0.0)),
-                ('sample_ratio', models.FloatField()),
-                ('reason', models.CharField(blank=True, max_length=200)),
-                ('pool', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='controlplane.pool')),
-            ],
         ),
         migrations.CreateModel(
             name='Notification',
@@ -426,6 +495,13 @@ class Migration(migrations.Migration):
                 ('predicted_prompt_tokens', models.BigIntegerField(null=True)),
                 ('predicted_tokens', models.BigIntegerField(null=True)),
                 ('predicted_cached_tokens', models.BigIntegerField(null=True)),
+                ('cache_hits', models.BigIntegerField(null=True)),
+                ('cache_misses', models.BigIntegerField(null=True)),
+                ('cache_bypasses', models.BigIntegerField(null=True)),
+                ('cache_prompt_tokens', models.BigIntegerField(null=True)),
+                ('cache_generated_tokens', models.BigIntegerField(null=True)),
+                ('cache_store_errors', models.BigIntegerField(null=True)),
+                ('cache_store_up', models.FloatField(null=True)),
                 ('ttft_at', django.contrib.postgres.fields.ArrayField(base_field=models.SmallIntegerField(), null=True, size=None)),
                 ('ttft_counts', django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), null=True, size=None)),
                 ('ttft_sum_s', models.FloatField(null=True)),
@@ -452,10 +528,19 @@ class Migration(migrations.Migration):
                 ('reason', models.CharField(blank=True, max_length=200)),
                 ('restarted_at', models.DateTimeField(null=True)),
                 ('asleep', models.BooleanField(default=False)),
+                ('lacks_prefix_cache', models.BooleanField(db_default=False, default=False)),
+                ('probes', models.PositiveIntegerField(db_default=0, default=0)),
+                ('probe_tokens', models.PositiveIntegerField(db_default=0, default=0)),
+                ('probe_cached_tokens', models.PositiveIntegerField(db_default=0, default=0)),
                 ('duration_s', models.FloatField(null=True)),
                 ('engine', models.CharField(blank=True, db_default='', default='', max_length=16)),
                 ('role', models.CharField(blank=True, db_default='', default='', max_length=8)),
                 ('lora_adapters', django.contrib.postgres.fields.ArrayField(base_field=models.TextField(), null=True, size=None)),
+                ('kv_streams', models.JSONField(null=True)),
+                ('pool_loads', models.JSONField(null=True)),
+                ('semantic_caches', models.JSONField(null=True)),
+                ('serving_replicas', models.JSONField(null=True)),
+                ('shared_state', models.JSONField(null=True)),
                 ('version', models.CharField(blank=True, db_default='', default='', max_length=40)),
                 ('version_at', models.DateTimeField(null=True)),
                 ('raw_counters', models.JSONField(default=dict)),
@@ -478,6 +563,7 @@ class Migration(migrations.Migration):
             name='Silence',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('version', models.BigIntegerField(db_default=controlplane.models.fleet.NextVersion(), editable=False)),
                 ('matchers', models.JSONField()),
                 ('starts_at', models.DateTimeField()),
                 ('ends_at', models.DateTimeField()),
@@ -488,6 +574,48 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('-ends_at', '-pk'),
+            },
+        ),
+        migrations.CreateModel(
+            name='WhatIf',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('start', models.DateTimeField()),
+                ('end', models.DateTimeField()),
+                ('candidates', models.JSONField()),
+                ('state', models.CharField(choices=[('queued', 'Queued'), ('running', 'Running'), ('done', 'Done'), ('failed', 'Failed'), ('cancelled', 'Cancelled')], default='queued', max_length=9)),
+                ('progress_ratio', models.FloatField(default=0.0)),
+                ('is_cancelled', models.BooleanField(default=False)),
+                ('attempts', models.PositiveSmallIntegerField(default=0)),
+                ('result', models.JSONField(null=True)),
+                ('reason', models.CharField(blank=True, max_length=500)),
+                ('created_at', models.DateTimeField(auto_now_add=True)),
+                ('heartbeat_at', models.DateTimeField(null=True)),
+                ('ended_at', models.DateTimeField(null=True)),
+                ('created_by', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
+                ('pool', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='what_ifs', to='controlplane.pool')),
+            ],
+            options={
+                'ordering': ('-created_at', '-pk'),
+            },
+        ),
+        migrations.CreateModel(
+            name='Prediction',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('predicted', models.JSONField(null=True)),
+                ('reason', models.CharField(blank=True, max_length=500)),
+                ('state', models.CharField(choices=[('waiting', 'Waiting for the rollout'), ('measuring', 'Measuring'), ('measured', 'Measured'), ('unmeasured', 'Not measured')], default='waiting', max_length=10)),
+                ('measured_from', models.DateTimeField(null=True)),
+                ('measured_to', models.DateTimeField(null=True)),
+                ('measured', models.JSONField(null=True)),
+                ('measured_reason', models.CharField(blank=True, max_length=500)),
+                ('created_at', models.DateTimeField(auto_now_add=True)),
+                ('rollout', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, related_name='prediction', to='controlplane.rollout')),
+                ('what_if', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='telemetry.whatif')),
+            ],
+            options={
+                'ordering': ('-pk',),
             },
         ),
         migrations.AddConstraint(
@@ -513,6 +641,10 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name='notification',
             index=models.Index(condition=models.Q(('state', 'pending')), fields=['channel', 'number'], name='notification_pending'),
+        ),
+        migrations.AddIndex(
+            model_name='notification',
+            index=django.contrib.postgres.indexes.GinIndex(fastupdate=False, fields=['alert_ids'], name='notification_alerts'),
         ),
         migrations.AddIndex(
             model_name='notification',
@@ -549,5 +681,25 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name='silence',
             constraint=models.CheckConstraint(condition=models.Q(('ends_at__gte', models.F('starts_at'))), name='silence_ends_after_it_starts'),
+        ),
+        migrations.AddIndex(
+            model_name='whatif',
+            index=models.Index(condition=models.Q(('state__in', ('queued', 'running'))), fields=['state'], name='what_if_open'),
+        ),
+        migrations.AddConstraint(
+            model_name='whatif',
+            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['queued', 'running', 'done', 'failed', 'cancelled'])), name='what_if_state_known'),
+        ),
+        migrations.AddConstraint(
+            model_name='whatif',
+            constraint=models.CheckConstraint(condition=models.Q(('end__gt', models.F('start'))), name='what_if_window_positive'),
+        ),
+        migrations.AddIndex(
+            model_name='prediction',
+            index=models.Index(condition=models.Q(('state__in', ('waiting', 'measuring'))), fields=['state'], name='prediction_open'),
+        ),
+        migrations.AddConstraint(
+            model_name='prediction',
+            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['waiting', 'measuring', 'measured', 'unmeasured'])), name='prediction_state_known'),
         ),
     ]
