@@ -77,8 +77,3 @@ def test_stages_and_guard_limits_are_options(warmpath, draft, tmp_path):
     assert warmpath("publish", "default", "--reason", "x", "--no-guard", "--guard", "min_requests=1").status == 2
     (tmp_path / "stages.yaml").write_text("share: 1\n")
     assert warmpath("publish", "default", "--reason", "x", *stages).status == 2
-
-
-def test_the_guard_can_be_switched_off(warmpath, draft):
-    result = warmpath("--json", "publish", "default", "--reason", "x", "--plan", "by_share", "--no-guard", "--no-wait")
-    assert result.json["guard"] is None

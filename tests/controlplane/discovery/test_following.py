@@ -91,14 +91,6 @@ def test_a_pod_is_adopted_once_it_is_ready(cluster):
     assert cluster.discovered == {"vllm-1": "adopted"}
 
 
-def test_a_replica_keeps_its_name_when_its_pod_moves(cluster):
-    cluster.report("vllm-1", "vllm-2")
-    before = Replica.objects.get(name="vllm-1").pk
-    cluster.report(("vllm-1", "10.0.9.9"), "vllm-2")
-    moved = Replica.objects.get(name="vllm-1")
-    assert (moved.pk, moved.url) == (before, "http://10.0.9.9:8000")
-
-
 def test_replicas_follow_pods_that_swap_or_pass_on_their_addresses(cluster):
     cluster.report(("a", "10.0.0.1"), ("b", "10.0.0.2"), ("c", "10.0.0.3"))
     cluster.report(("a", "10.0.0.2"), ("b", "10.0.0.1"), ("c", "10.0.0.3"))  # swapped
@@ -171,23 +163,6 @@ def test_the_replica_of_a_terminating_pod_drains_at_once(cluster):
     cluster.report("vllm-1", "vllm-2")
     cluster.report("vllm-1", pod("vllm-2", "10.0.0.2", ready=False, terminating=True))
     assert cluster.replicas == {"vllm-1": "active", "vllm-2": "draining"}
-
-
-def test_the_replica_of_a_returning_pod_is_active_again(cluster):
-    cluster.report("vllm-1", "vllm-2")
-    cluster.report("vllm-1")
-    cluster.report("vllm-1", after_s=61)
-    cluster.report("vllm-1", "vllm-2")
-    assert cluster.replicas == {"vllm-1": "active", "vllm-2": "active"}
-    assert cluster.row.discovered.get(key="vllm-2").drained_at is None
-
-
-def test_a_pod_that_is_missing_in_every_other_poll_changes_nothing(cluster):
-    cluster.report("vllm-1", "vllm-2")
-    before = (ConfigSnapshot.objects.count(), Event.objects.count())
-    for poll in range(10):
-        cluster.report("vllm-1", *(["vllm-2"] if poll % 2 else []))
-    assert (ConfigSnapshot.objects.count(), Event.objects.count()) == before
 
 
 @pytest.mark.parametrize("mode", ["answer", "garbage", "500", "401"])
@@ -321,11 +296,3 @@ def test_a_source_that_always_reports_other_engines_fills_neither_table_nor_pool
     assert len(cluster.replicas) <= 5
     assert cluster.row.discovered.count() <= 15
     assert ReplicaSource.objects.get().error == ""
-
-
-def test_a_removed_source_leaves_its_replicas(cluster):
-    from controlplane.services.discovery.sources import remove_source
-
-    cluster.report("vllm-1")
-    remove_source(cluster.row)
-    assert Replica.objects.get().state == "active"
