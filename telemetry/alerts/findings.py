@@ -58,11 +58,10 @@ class TrafficEvidence(Evidence, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """Replicas whose restart or absence alone explains a drop, so that it is not notified."""
+    """Replicas that restarted, went down or came up so lately that a drop may be their cost."""
 
     replicas: tuple[str, ...]
-    warm_at: datetime  # until when they explain it
-    without: Result | None = None  # the result without these replicas; None: not evaluated
+    warm_at: datetime  # later a drop is notified, whatever its cause
 
 
 E_co = TypeVar("E_co", bound=Evidence, covariant=True)
@@ -81,17 +80,14 @@ class Finding(Generic[E_co]):
     unit: Unit = "ratio"
     evidence: E_co = NO_EVIDENCE  # type: ignore[assignment]  # a breach has that of its kind
     has_ended: bool = False  # what broke the limit has ended, and still counts within the rule's window
-    explained_by: Restarts | None = None
+    restarts: Restarts | None = None  # of a breach
 
     def figures(self) -> dict[str, Any]:
-        """The evidence, and what suppresses a notification, as JSON."""
+        """The evidence as JSON."""
         values: dict[str, Any] = msgspec.to_builtins(self.evidence, builtin_types=(datetime,))
         figures = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()}
         if self.has_ended:
             figures["over"] = True
-        if self.explained_by:
-            warm_at = self.explained_by.warm_at.isoformat()
-            figures |= {"restarted": list(self.explained_by.replicas), "warm_at": warm_at}
         return figures
 
     def as_json(self) -> dict[str, Any]:

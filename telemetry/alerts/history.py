@@ -44,7 +44,6 @@ MAX_EJECTION_AGE = timedelta(days=2)  # before the window: an ejection that bega
 # A router that started again has ejected nothing; a lost router serves no requests.
 ENDS_ALL_EJECTIONS = (EventKind.ROUTER_STARTED, EventKind.ROUTER_LOST)
 MEMBERSHIP_CHANGES = (EventKind.REPLICA_RESTARTED, EventKind.REPLICA_DOWN, EventKind.REPLICA_UP)
-MAX_OUTAGE = timedelta(minutes=10)  # before a replica came up, in which the beginning of its absence is looked for
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 LOST_FOR = HOUR  # a router that is lost for longer counts as removed if others are present
 REPLACED_BEFORE = timedelta(minutes=10)  # a router that joined so long before another one was lost may replace it
@@ -260,7 +259,7 @@ class _Loader:
         has_days = Source.DAYS in sources and self.pools
         self.requests = load_daily_requests(self.pools, window.end, self.query.step_s) if has_days else {}
         self.ejections = load_ejections(self.ids, window) if Source.EJECTIONS in sources else {}
-        self.restarts, self.changes = self._membership_changes() if self.query.restart_lookback_s else ({}, {})
+        self.changes = self._membership_changes() if self.query.restart_lookback_s else {}
         self.series = self._series() if Source.BINS in sources else {}
         self.first_tokens = self._first_tokens() if Source.FIRST_TOKENS in sources else {}
         self.cached_pools = self._cached_pools() if {Source.CACHE_REQUESTS, Source.CACHE_STORE} & sources else set()
@@ -303,7 +302,6 @@ class _Loader:
             windows=windows,
             first_tokens=_of_pool(self.first_tokens, pool),
             hours=self._hours(pool),
-            restarts=_by_name(enabled, self.restarts),
             membership_changes=_by_name(all_replicas, self.changes),
             series=self.series.get(pool.pk),
             has_response_cache=pool.pk in self.cached_pools,
@@ -407,19 +405,16 @@ class _Loader:
             steps[pool, group][self.index[start]] = total.buckets if total else None
         return steps
 
-    def _membership_changes(self) -> tuple[dict[int, list[datetime]], dict[int, list[datetime]]]:
-        """Times of each replica's restarts, and of all its downs, ups and restarts, ascending. One query."""
-        since = self._first_end - timedelta(seconds=self.query.restart_lookback_s) - MAX_OUTAGE
+    def _membership_changes(self) -> dict[int, list[datetime]]:
+        """Times at which each replica went down, came up or restarted, ascending. One query."""
+        since = self._first_end - timedelta(seconds=self.query.restart_lookback_s)
         events = Event.objects.filter(
             kind__in=MEMBERSHIP_CHANGES, at__gt=since, at__lte=self.query.until, replica_id__in=self.ids
         )
-        restarts: dict[int, list[datetime]] = defaultdict(list)
         changes: dict[int, list[datetime]] = defaultdict(list)
-        for replica_id, kind, at in events.order_by("at").values_list("replica_id", "kind", "at"):
+        for replica_id, at in events.order_by("at").values_list("replica_id", "at"):
             changes[replica_id].append(at)
-            if kind == EventKind.REPLICA_RESTARTED:
-                restarts[replica_id].append(at)
-        return restarts, changes
+        return changes
 
     def _hours(self, pool: Pool) -> dict[str, Mapping[datetime, WindowSum]]:
         """Hourly sums of previous days: the pool's from engine counters, its task groups' from router counters."""

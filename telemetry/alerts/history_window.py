@@ -8,7 +8,7 @@ step; a preview evaluates one step after the other with the same view.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -186,8 +186,7 @@ class History:
     first_tokens: Mapping[str, Sequence[Buckets | None]] = field(default_factory=dict)  # "": the pool
     hours: Mapping[str, Mapping[datetime, WindowSum]] = field(default_factory=dict)  # by start; "": the pool
     series: HitRateSeries | None = None
-    restarts: Mapping[str, Sequence[datetime]] = field(default_factory=dict)  # by replica, ascending
-    membership_changes: Mapping[str, Sequence[datetime]] = field(default_factory=dict)  # down, up and restarts
+    membership_changes: Mapping[str, Sequence[datetime]] = field(default_factory=dict)  # by replica, ascending
     has_response_cache: bool = False  # whether a task group of the pool has one now
     cache_requests: Mapping[str | None, Sequence[CacheStep | None]] = field(default_factory=dict)  # None: the pool
     # Share of each router's scrapes that found the store of response caches down; None: no scrape, or no store.
@@ -257,23 +256,11 @@ class HistoryView:
         newest = [back for name in self.history.engines for back, _ in self._scrapes(name, lookback_s)]
         return min(newest) * self.history.step_s if newest else None
 
-    def recent_restarts(self, within_s: float) -> dict[str, datetime]:
-        """Time of the last restart of each replica that restarted within some seconds."""
-        return {name: times[-1] for name, times in self._within(self.history.restarts, within_s).items()}
-
-    def recent_membership_changes(self, within_s: float) -> dict[str, list[datetime]]:
-        """Times at which each replica that changed within some seconds went down, came up or restarted, ascending.
-
-        An earlier change of such a replica is one of them: it may have been down for longer.
-        """
-        recent = self._within(self.history.membership_changes, within_s)
-        return {name: [at for at in self.history.membership_changes[name] if at <= self.now] for name in recent}
-
-    def window_without(self, replicas: Collection[str]) -> WindowSum:
-        """The pool's newest window without some replicas."""
-        return sum_replicas(
-            self._step_start, [self.engine(name) for name in self.history.hit_rate_replicas - set(replicas)]
-        )
+    def recent_membership_changes(self, within_s: float) -> dict[str, datetime]:
+        """When each replica that changed within some seconds last went down, came up or restarted."""
+        since, changes = self.now - timedelta(seconds=within_s), self.history.membership_changes
+        recent = {name: [at for at in times if since < at <= self.now] for name, times in changes.items()}
+        return {name: times[-1] for name, times in recent.items() if times}
 
     def pressure(self, replica: str) -> PressureStep | None:
         return self._newest(self.history.pressure.get(replica))
@@ -320,11 +307,6 @@ class HistoryView:
         steps = self.history.engines.get(replica)
         count = min(whole_steps(lookback_s, self.history.step_s), self.index + 1) if steps else 0
         return [(back, step) for back in range(count) if steps and (step := steps[self.index - back]) is not None]
-
-    def _within(self, events: Mapping[str, Sequence[datetime]], within_s: float) -> dict[str, list[datetime]]:
-        since = self.now - timedelta(seconds=within_s)
-        recent = {name: [at for at in times if since < at <= self.now] for name, times in events.items()}
-        return {name: times for name, times in recent.items() if times}
 
     def _newest(self, steps: Sequence[Step | None] | None) -> Step | None:
         return steps[self.index] if steps else None

@@ -31,12 +31,13 @@ from django.db.models import Q, QuerySet
 
 from controlplane.isolation import Items, isolated_items
 from controlplane.models import PeriodicTask
+from telemetry.alerts.detection.detector import ALARM_SHARE
 from telemetry.alerts.findings import Finding, Result
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.kinds.hit_rate_drop import DropEvidence
 from telemetry.alerts.message import alert_payload
 from telemetry.alerts.pipeline import record_transition
-from telemetry.causes.evidence import cause_key
+from telemetry.causes.evidence import OUTAGES, cause_key
 from telemetry.channels.enqueue import channels_to_catch_up, enqueue, enqueue_missed
 from telemetry.channels.message_text import MAX_CAUSES
 from telemetry.matchers import Matcher, match_all, parse_stored
@@ -110,12 +111,20 @@ def suppression_before(alert: Alert, context: Context) -> Suppression | None:
 
 
 def suppression_by_restart(alert: Alert, context: Context) -> Suppression | None:
-    finding = context.findings.get(alert.pk)
-    if finding is None or finding.result is not Result.BREACH or finding.explained_by is None:
+    """A restart or an outage of replicas is the most likely cause, and without its cost there is no breach."""
+    finding, first = context.findings.get(alert.pk), next(iter(alert.causes), None)
+    if finding is None or finding.restarts is None or first is None or first["kind"] not in OUTAGES:
         return None
-    restarted = finding.explained_by
-    text = f"{', '.join(restarted.replicas)} restarted or was down, which alone explains the drop."
-    return Suppression(SuppressionReason.RESTART, text, until=restarted.warm_at.isoformat())
+    regained = first["evidence"].get("regained_ratio")
+    if regained is None or finding.value is None or finding.limit is None:
+        return None
+    least = finding.limit
+    if finding.baseline is not None:
+        least = finding.baseline - ALARM_SHARE * (finding.baseline - finding.limit)
+    if finding.value + regained < least:
+        return None
+    text = f"{', '.join(finding.restarts.replicas)} restarted or was down, which alone explains the drop."
+    return Suppression(SuppressionReason.RESTART, text, until=finding.restarts.warm_at.isoformat())
 
 
 # Each says why an alert is not notified, or None. The first one decides.

@@ -33,7 +33,6 @@ from django.db.models import Min
 from controlplane.isolation import Items, isolated_items
 from controlplane.models import Event, EventKind, PeriodicTask, Pool
 from controlplane.services.events import record_event
-from telemetry.alerts.expected_drops import EvaluatedRule, mark_expected_drop
 from telemetry.alerts.findings import (
     Action,
     Finding,
@@ -150,9 +149,6 @@ def _evaluate(evaluation: Evaluation, history: History, now: datetime) -> dict[i
     rule, kind = evaluation.rule, evaluation.kind
     view = history.at(history.count - 1)
     findings = kind.evaluate(evaluation.settings, view, evaluation.group)
-    if kind.is_drop:
-        evaluated = EvaluatedRule(rule.pool, kind, evaluation.settings, evaluation.group, view)
-        findings = {subject: mark_expected_drop(evaluated, finding) for subject, finding in findings.items()}
     open_findings = _update_alerts(evaluation, findings, now)
     _close_removed(evaluation, findings, now)
     overall = worst_finding(findings) if findings else no_data(Reason.NO_REPLICAS)

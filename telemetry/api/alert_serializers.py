@@ -114,7 +114,9 @@ class EpisodeSerializer(serializers.Serializer[Any]):
     worst = serializers.FloatField(source="worst.value", allow_null=True)
     limit = serializers.FloatField(source="worst.limit", allow_null=True)
     unit = serializers.CharField(source="worst.unit")
-    is_suppressed = serializers.BooleanField(help_text="Suppressed, as after a restart of the replica.")
+    is_suppressed = serializers.BooleanField(
+        help_text="Shortly after a restart or outage: not notified if that caused it."
+    )
 
 
 class PreviewPoint(serializers.Serializer[Any]):

@@ -27,6 +27,9 @@ MIN_TOKEN_SHARE = 0.01  # of a period's tokens: a part with less has no baseline
 BEFORE_S = 180.0  # longest time from an event to the drop that it caused
 LATE_S = 45.0  # longest time from the drop to its event, because clocks and scrapes differ
 LEAST_BINS = 2  # on either side of a change point
+REVISION_EVENTS = frozenset(
+    {"policy_published", "rollout_started", "rollout_acknowledged", "rollout_promoted", "rollout_completed"}
+)
 LEAST_FALL = 0.02  # between the levels
 
 
@@ -44,6 +47,9 @@ class CauseKind(StrEnum):
     INDEX_STALE = "index_stale"
     ENGINE_SILENT = "engine_silent"
     CACHING_OFF = "caching_off"
+
+
+OUTAGES = frozenset({CauseKind.REPLICA_RESTARTED, CauseKind.REPLICA_LOST})  # what they cost need not be notified
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,6 +438,11 @@ def _share(evidence: Document, kind: str) -> Iterator[str]:
     yield f"Share of the requests before: {share}." if had else f"Share of the tokens now: {share}."
 
 
+def _regained(evidence: Document, _: str) -> Iterator[str]:
+    if (ratio := evidence["regained_ratio"]) is not None:
+        yield f"Without restarts and outages the hit rate would be {100 * ratio:.0f} points higher."
+
+
 def _prompts(evidence: Document, _: str) -> Iterator[str]:
     yield f"{percent(evidence['new_ratio'])} of the prompts did not occur before."
     yield "Each new prompt begins differently." if evidence.get("keeps_changing") else "The new beginnings repeat."
@@ -467,6 +478,7 @@ _SENTENCES: tuple[_Sentence, ...] = (
     (_REVISION, _revision),
     (("replicas", "hit_rates"), _replicas),
     (("share_ratio",), _share),
+    (("regained_ratio",), _regained),
     (("groups",), _groups),
     (_PROMPTS, _prompts),
     _now_and_before("reachable_ratio", "Reachable hit rate"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from telemetry.causes.evidence import (
     MIN_TOKEN_SHARE,
+    REVISION_EVENTS,
     CauseKind,
     Evidence,
     Finding,
@@ -29,9 +30,6 @@ CLEARED_AFTER_S = 30.0  # a revision that hit as usual for at least this long af
 MIN_REVISION_REQUESTS = 50  # a revision with fewer requests before the drop has no rate of its own
 USUAL_TOLERANCE = 0.03  # below the baseline rate that still counts as usual, 0 to 1
 USUAL_TOLERANCE_OF_FALL = 1 / 3  # the same as a part of the fall; the larger tolerance applies
-EVENTS = frozenset(
-    {"policy_published", "rollout_started", "rollout_acknowledged", "rollout_promoted", "rollout_completed"}
-)
 MAX_REASON = 120  # characters of the reason of a revision in a sentence
 Key = tuple[str, int]  # policy and revision
 
@@ -108,7 +106,7 @@ def _published(facts: RevisionFacts | None) -> str:
 
 
 def _events(evidence: Evidence, revision: GrownRevision) -> list[RelatedEvent]:
-    events = evidence.events_of(*EVENTS)
+    events = evidence.events_of(*REVISION_EVENTS)
     return [event for event in events if event.revision == revision.revision and event.policy == revision.policy]
 
 

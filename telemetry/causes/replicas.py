@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from telemetry.causes.evidence import (
     BEFORE_S,
     MIN_TOKEN_SHARE,
+    REVISION_EVENTS,
     CauseKind,
     Evidence,
     Finding,
+    Period,
+    Prefix,
+    PrefixKey,
     RelatedEvent,
     Sums,
     names_text,
     percent,
+    sum_by,
+    total,
 )
 
 CERTAINTY = 0.95
@@ -20,6 +28,11 @@ NO_EVENT = 0.7  # certainty for a lost replica without an event
 MAX_EARLIER_SHARE = 0.25  # of its share now, at most, that an added replica had before
 MAX_REMAINING_SHARE = 0.25  # of its share before, at most, that a lost replica has now
 MAX_SHARE_OF_OUT = 0.5  # the same with an event, which may come late in the first scrape of the drop
+MAX_CONTROL_SHARE = 0.1  # of its tokens that a prefix of the control group may have had at replicas that were away
+MIN_TAKEN_OVER = 0.2  # of the tokens before: with less, other replicas have room for what they take over
+MIN_CONTROL_TOKENS = 0.1  # of all tokens that the control group must have
+MIN_COVERED = 0.25  # of the engines' tokens that routers must have reported
+REVISED_S = 600.0  # before the drop, a revision may be why all prefixes hit less
 ADDED = frozenset(
     {"replica_added", "replica_adopted", "replica_readmitted", "replica_state_changed", "replica_up", "replicas_found"}
 )
@@ -66,7 +79,7 @@ def check_restart(evidence: Evidence) -> Finding | None:
     names = restarted_replicas(evidence)
     if not names:
         return None
-    tokens = max(evidence.lost_at(names), evidence.lost_by_prefixes_of(names) or 0.0)
+    tokens = max(evidence.lost_at(names), _lost_by_prompts_of(evidence, names))
     events = _events_at(evidence, names, "replica_restarted", "replica_down", "replica_up")
     match = max((evidence.timing_match(event) for event in events), default=0.6)
     rates = {name: evidence.now.by_replica[name].rate for name in names if name in evidence.now.by_replica}
@@ -81,7 +94,12 @@ def check_restart(evidence: Evidence) -> Finding | None:
         f"instead of {percent(evidence.baseline_rate(lowest))}.",
         "No action if the hit rate recovers: the cache fills as prompts repeat. To fill it before traffic arrives, "
         "enable the pool's warm_up. If the replica restarts again, read the engine's log.",
-        {"replicas": names, "hit_rates": rates, "events": [event.summary for event in events]},
+        {
+            "replicas": names,
+            "hit_rates": rates,
+            "regained_ratio": _regained_ratio(evidence),
+            "events": [event.summary for event in events],
+        },
     )
 
 
@@ -154,18 +172,20 @@ def check_loss(evidence: Evidence) -> Finding | None:
     if not names:
         return None
     share = sum(evidence.before.shares[name] for name in names)
-    tokens = evidence.lost_by_prefixes_of(names)
-    if tokens is None:
-        tokens = min(evidence.lost, share * evidence.now.total.prompt * (evidence.before.total.rate or 0.0))
     return Finding(
         CauseKind.REPLICA_LOST,
-        tokens,
+        _lost_by_prompts_of(evidence, names),
         CERTAINTY * max(evidence.timing_match(event) for event in events) if events else NO_EVENT,
         f"{names_text(names)} no longer get{'s' if len(names) == 1 else ''} requests and had {percent(share)} of them: "
         "their prompts go to replicas that do not have them cached.",
         "Bring the replica back or replace it. If it was removed on purpose, the hit rate recovers as the other caches "
         "fill; if it does not, they are too small for all prompts.",
-        {"replicas": names, "share_ratio": round(share, 3), "events": [event.summary for event in events]},
+        {
+            "replicas": names,
+            "share_ratio": round(share, 3),
+            "regained_ratio": _regained_ratio(evidence),
+            "events": [event.summary for event in events],
+        },
     )
 
 
@@ -196,3 +216,77 @@ def check_silent_engine(evidence: Evidence) -> Finding | None:
         "as often as before without counting it.",
         {"replicas": names, "others_baseline_ratio": rest.rate},
     )
+
+
+def _lost_by_prompts_of(evidence: Evidence, names: list[str]) -> float:
+    """Tokens that these replicas' prefixes lost at any replica; if unknown, by the replicas' share of the traffic."""
+    tokens = evidence.lost_by_prefixes_of(names)
+    if tokens is not None:
+        return tokens
+    share = sum(evidence.before.shares.get(name, 0.0) for name in names)
+    return min(evidence.lost, share * evidence.now.total.prompt * (evidence.before.total.rate or 0.0))
+
+
+def _regained_ratio(evidence: Evidence) -> float | None:
+    """By how much the hit rate would be higher if no replica had restarted or been away."""
+    restarted, (lost, _) = restarted_replicas(evidence), lost_replicas(evidence)
+    cold = {event.replica for event in evidence.events_of("replica_restarted")}.intersection(restarted)
+    is_revised = any(event.at >= evidence.event_limit(REVISED_S) for event in evidence.events_of(*REVISION_EVENTS))
+    before, now = evidence.before.prefixes, evidence.now.prefixes
+    if sum(prefix.sums.prompt for prefix in now) < MIN_COVERED * evidence.now.engine_total.prompt or not before:
+        before, now = (_as_one_prefix(period) for period in (evidence.before, evidence.now))
+    return regained_ratio(before, now, {*restarted, *lost}, cold, may_crowd=not is_revised)
+
+
+def _as_one_prefix(period: Period) -> list[Prefix]:
+    """The whole traffic as one prefix that each replica has with its share of the tokens."""
+    return [Prefix("", None, name, sums) for name, sums in period.by_replica.items()]
+
+
+def regained_ratio(
+    before: Sequence[Prefix],
+    now: Sequence[Prefix],
+    away: Collection[str],
+    cold: Collection[str] = (),
+    *,
+    may_crowd: bool = False,
+) -> float | None:
+    """Share of the current tokens that would be cached if no replica had been away, 0 to 1; None if unknown.
+
+    A prefix was at a replica that was away with the share of its tokens that it had there before. That share of what it
+    usually hits is the most that is attributed, and no more than the prefix lost; at ``cold`` replicas, all of it.
+    Prefixes without earlier requests attribute nothing. Prefixes that had almost nothing at those replicas are the
+    control group: where they hit less than usual too, something else is wrong, and the loss shrinks as their hit rate
+    did, unless the others took over so much that they may have evicted prefixes for it (``may_crowd``).
+    """
+    tokens = total(prefix.sums for prefix in now).prompt
+    usual = sum_by(before, _key)
+    if not tokens or not usual:
+        return None
+    moved = sum_by((prefix for prefix in before if prefix.replica in away), _key)
+    shares = {key: moved.get(key, Sums()).prompt / sums.prompt for key, sums in usual.items() if sums.prompt}
+    warm = sum_by((prefix for prefix in now if prefix.replica not in cold), _key)
+    control = {key: sums for key, sums in warm.items() if shares.get(key, 1.0) < MAX_CONTROL_SHARE}
+    all_before = sum(sums.prompt for sums in usual.values())
+    is_crowded = may_crowd and sum(sums.prompt for sums in moved.values()) >= MIN_TAKEN_OVER * all_before
+    retained = 1.0 if is_crowded else _retained(usual, control, tokens)
+    at_cold = sum_by((prefix for prefix in now if prefix.replica in cold), _key)
+    lost = 0.0
+    for part, is_cold in ((warm, False), (at_cold, True)):
+        for key, sums in part.items():
+            if key in shares:
+                rate = retained * (usual[key].rate or 0.0)
+                share = 1.0 if is_cold or is_crowded else shares[key]
+                lost += max(min(sums.lost(rate), share * rate * sums.prompt), 0.0)
+    return round(lost / tokens, 4)
+
+
+def _key(prefix: Prefix) -> PrefixKey:
+    return prefix.group, prefix.prefix
+
+
+def _retained(usual: dict[PrefixKey, Sums], control: dict[PrefixKey, Sums], tokens: float) -> float:
+    """Hit rate of the control group relative to its usual one, 0 to 1; 1 for too little traffic."""
+    current = total(control.values())
+    expected = sum(sums.prompt * (usual[key].rate or 0.0) for key, sums in control.items())
+    return min(current.cached / expected, 1.0) if expected and current.prompt >= MIN_CONTROL_TOKENS * tokens else 1.0

@@ -150,14 +150,6 @@ class Prompts:
             ratio,
         )
 
-    def take(self, rows: Integers) -> Prompts:
-        """The prompts at these rows, which may repeat."""
-        columns = (self.tokens, self.block_tokens, self.engine_block_tokens, self.block_counts)
-        tokens, block_tokens, engine, counts = (column[rows] for column in columns)
-        return Prompts(
-            tokens, block_tokens, engine, counts, self.positions, self.starts[rows], self.lengths[rows], self.ratio
-        )
-
     def cached_tokens(self, matched: Integers) -> Floats:
         """Cached tokens of each prompt if its first ``matched`` sampled blocks are cached.
 
@@ -172,12 +164,6 @@ class Prompts:
             return tokens
         whole_blocks = np.maximum(0, (self.tokens - 1) // self.engine_block_tokens * self.engine_block_tokens)
         return np.minimum(tokens, whole_blocks)
-
-    def gains(self) -> Floats:
-        """Tokens that each block adds if all blocks before it are cached."""
-        prompts = self.take(np.repeat(np.arange(len(self.lengths)), self.lengths))  # the prompt of each block
-        before = np.arange(len(prompts.starts)) - prompts.starts
-        return prompts.cached_tokens(before + 1) - prompts.cached_tokens(before)
 
     def depth(self, matched: Integers) -> Floats:
         """Estimated number of leading blocks that are cached."""

@@ -135,7 +135,8 @@ class Replay:
         """Place requests, and add to the sums what each simulated cache contained of them."""
         if not len(requests):
             return
-        requests, prompts, matched = self.place(requests)
+        requests = self._sampled(requests)
+        prompts, matched = Prompts.of(requests, self.tokens_of(requests), self.ratio), self._matched(requests)
         tokens = prompts.tokens
         columns = {name: prompts.cached_tokens(blocks) for name, blocks in matched.items()}
         reachable = columns["reachable"]
@@ -160,12 +161,6 @@ class Replay:
             at = prompts.starts[known] + np.maximum(depths - 1, 0)
             bin_sums.add_divergences(requests.groups.take(known), requests.blocks[at], prompts.block_tokens[known])
 
-    def place(self, requests: Requests) -> tuple[Requests, Prompts, dict[str, Integers]]:
-        """Place requests: the requests as sampled, their prompts, and the cached sampled blocks of each by term."""
-        requests = self._sampled(requests)
-        prompts = Prompts.of(requests, self.tokens_of(requests), self.ratio)
-        return requests, prompts, self._matched(requests)
-
     def reduce_sampling(self, ratio: float) -> None:
         """Continue with a smaller sampling ratio."""
         if ratio >= self.ratio:
@@ -183,7 +178,7 @@ class Replay:
         others = requests.byte_blocks * self.block_tokens if self.byte_blocks else requests.estimates
         return np.where(requests.prompt_tokens > 0, requests.prompt_tokens, others)
 
-    def capacity_blocks(self, tokens: int) -> int:
+    def capacity_blocks(self, tokens: float) -> int:
         """A capacity in engine tokens as sampled blocks."""
         return max(1, round(tokens / self.block_tokens * self.ratio))
 

@@ -161,7 +161,7 @@ class CapacityCurve(models.Model):
     replicas = models.IntegerField(default=0)
     points = models.JSONField(default=list)  # [{"multiple", "one", "split", "shared"}], ascending
     placements = models.JSONField(null=True)  # a telemetry.lab.worth.Placements; None: not enough requests
-    working_set = models.JSONField(null=True)  # a telemetry.lab.capacity.WorkingSet; None: not enough reuse
+    working_set = models.JSONField(null=True)  # a telemetry.lab.cache_grid.WorkingSet; None: not enough reuse
     reason = models.CharField(max_length=200, blank=True)  # why there are no points
     prefill_rate = models.FloatField(null=True)  # tokens/s of a replica, learnt slowly from fits; None: unknown
     prefill_deviation = models.FloatField(default=0.0, db_default=0.0)  # of the logarithm of one fit

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import msgspec
@@ -147,8 +147,6 @@ class Kind:
     group_sources: frozenset[Source] | None = None  # of a rule for one task group; None: the kind has no such rules
     is_drop: bool = False  # of a hit rate, so that causes are looked for
     figure: str = "Value"  # name of the value
-    window_of: Callable[[Any, datetime], WindowSum] | None = None  # the window of a finding; None: the newest
-    evaluate_window: Callable[[Any, Any, WindowSum], Finding[Any]] | None = None  # the finding for another hit rate
 
     @property
     def label(self) -> str:
@@ -196,19 +194,13 @@ def capitalized(scope: Scope) -> str:
     return f"{text[0].upper()}{text[1:]}"
 
 
-def mark_restarts(
-    finding: Finding[E_co], view: HistoryView, warm_up_s: float, evaluate: Callable[[WindowSum], Finding[E_co]]
-) -> Finding[E_co]:
-    """Explain a breach by the replicas that restarted recently if there is none without them."""
-    cold = view.recent_restarts(warm_up_s) if finding.result is Result.BREACH else {}
-    if not cold or (without := evaluate(view.window_without(cold)).result) is Result.BREACH:
+def with_restarts(finding: Finding[E_co], view: HistoryView, warm_up_s: float) -> Finding[E_co]:
+    """The finding; a breach has the replicas to which something happened within the rule's warm-up time."""
+    changes = view.recent_membership_changes(warm_up_s) if finding.result is Result.BREACH else {}
+    if not changes:
         return finding
-    return replace(finding, explained_by=restarts(cold, warm_up_s, without))
-
-
-def restarts(since: Mapping[str, datetime], warm_up_s: float, without: Result | None = None) -> Restarts:
-    """The explanation of a drop by what happened to some replicas at some times."""
-    return Restarts(tuple(sorted(since)), max(since.values()) + timedelta(seconds=warm_up_s), without)
+    warm_at = max(changes.values()) + timedelta(seconds=warm_up_s)
+    return replace(finding, restarts=Restarts(tuple(sorted(changes)), warm_at))
 
 
 class Minimums(Protocol):

@@ -15,10 +15,9 @@ import msgspec
 from django.conf import settings as django_settings
 
 from telemetry.alerts.detection import Detection, Sensitivity, State
-from telemetry.alerts.detection.detector import ALARM_SHARE
 from telemetry.alerts.detection.level import Decline, Hour, find_decline
 from telemetry.alerts.findings import POOL, Evidence, Finding, Findings, Reason, TrafficEvidence, below_limit, no_data
-from telemetry.alerts.history_window import HistoryView, Source, WindowSum
+from telemetry.alerts.history_window import HistoryView, Source
 from telemetry.alerts.hit_rate_series import bin_length_s
 from telemetry.alerts.kinds.base import (
     ForS,
@@ -34,6 +33,7 @@ from telemetry.alerts.kinds.base import (
     has_traffic,
     percent,
     setting,
+    with_restarts,
 )
 from telemetry.models import RuleKind
 
@@ -131,8 +131,8 @@ def _evaluate(settings: HitRateDropSettings, view: HistoryView, group: str) -> F
         hour = view.now.replace(minute=0, second=0, microsecond=0)
         decline = series.decline((settings, group, hour), lambda: _find_decline(settings, view, group))
         if decline is not None:
-            return {POOL: _decline_finding(settings, decline)}
-    return {POOL: finding}
+            finding = _decline_finding(settings, decline)
+    return {POOL: with_restarts(finding, view, settings.warm_up_s)}
 
 
 class GroupLoss(Evidence, frozen=True):
@@ -254,23 +254,6 @@ def _whole_second(at: datetime | None) -> datetime | None:
     return None if at is None else at.replace(microsecond=0)
 
 
-def _window_of(finding: Finding[DropEvidence], now: datetime) -> WindowSum:
-    """The time since the change point as one window, at the traffic mix before it."""
-    evidence = finding.evidence
-    hits = None if finding.value is None or evidence.tokens is None else finding.value * evidence.tokens
-    return WindowSum(evidence.onset or now, evidence.tokens, hits, evidence.requests)
-
-
-def _evaluate_window(
-    settings: HitRateDropSettings, finding: Finding[DropEvidence], window: WindowSum
-) -> Finding[DropEvidence]:
-    """The finding on the same drop with another hit rate since its change point."""
-    if finding.baseline is None or window.ratio is None or finding.limit is None:
-        return finding
-    is_breach = finding.baseline - window.ratio >= ALARM_SHARE * settings.drop_points * POINT
-    return below_limit(window.ratio, finding.limit, finding.evidence, is_breach=is_breach, baseline=finding.baseline)
-
-
 def _summarize(scope: Scope, _: HitRateDropSettings, finding: Finding[DropEvidence]) -> str:
     if finding.value is None or finding.baseline is None:
         return f"Hit rate of {scope} dropped."
@@ -309,6 +292,4 @@ HIT_RATE_DROP = Kind(
     ),
     is_drop=True,
     figure="Hit rate",
-    window_of=_window_of,
-    evaluate_window=_evaluate_window,
 )

@@ -10,7 +10,6 @@ pair farthest apart.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated
 
 from telemetry.alerts.findings import (
@@ -38,10 +37,10 @@ from telemetry.alerts.kinds.base import (
     basis_text,
     duration,
     has_traffic,
-    mark_restarts,
     no_result_reason,
     percent,
     setting,
+    with_restarts,
 )
 from telemetry.metrics.rates import Agreement, EngineCounts, RouterCounts, compare
 from telemetry.models import RuleKind
@@ -65,9 +64,7 @@ class HitRateFloorSettings(WindowSettings, frozen=True):
 
 def _evaluate_floor(settings: HitRateFloorSettings, view: HistoryView, group: str) -> Findings:
     """Compare the newest window with the floor."""
-    compare_window = partial(_compare_with_floor, settings)
-    finding = compare_window(view.window(group))
-    return {POOL: finding if group else mark_restarts(finding, view, settings.warm_up_s, compare_window)}
+    return {POOL: with_restarts(_compare_with_floor(settings, view.window(group)), view, settings.warm_up_s)}
 
 
 def _compare_with_floor(settings: HitRateFloorSettings, window: WindowSum) -> Finding[TrafficEvidence]:

@@ -22,7 +22,7 @@ from telemetry.causes.evidence import CauseKind, DescribedPrompt, Period, Relate
 from telemetry.lab.breakdown import BIN, TERMS, Breakdown, bin_start
 from telemetry.lint.structure import PromptStructure
 from telemetry.metrics.windows import Window
-from telemetry.models import Alert, AlertState, AlertTransition
+from telemetry.models import Alert, AlertState, AlertTransition, SuppressionReason
 from telemetry.services.lab.breakdowns import breakdowns_over_time
 from telemetry.storage import rule_sums
 from telemetry.storage.locks import EVALUATE, advisory_lock
@@ -161,6 +161,8 @@ def explain_drops(now: datetime) -> int:
     """
     is_due = Q(explained_at=None) | Q(explained_at__lte=now - EXPLAIN_EVERY)
     is_due |= Q(causes=[], fired_at__gt=now - RETRY_FOR, explained_at__lte=now - RETRY_EVERY)
+    is_due |= Q(notification_count=0) & (Q(suppression=None) | Q(suppression__reason="restart"))
+    is_due |= Q(notification_count=0) & (Q(suppression=None) | Q(suppression__reason=SuppressionReason.RESTART))
     firing = Alert.objects.filter(is_due, state=AlertState.FIRING, rule__kind__in=DROPS)
     alerts = list(firing.select_related("rule", "rule__group", "pool").order_by("explained_at", "pk")[:MAX_AT_ONCE])
     clear_recovered(Alert.objects.filter(state=AlertState.FIRING).values_list("pk"))

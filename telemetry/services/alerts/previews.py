@@ -55,7 +55,7 @@ class Episode:
     worst: Finding[Any]
     fired_at: datetime | None = None  # None: pending
     ended_at: datetime | None = None  # None: still open
-    is_suppressed: bool = True  # every breach was expected after a restart, so no notification would have been sent
+    is_suppressed: bool = True  # every breach was shortly after a restart or outage, and not notified if that caused it
 
     def length_s(self, now: datetime) -> float:
         return ((self.ended_at or now) - self.started_at).total_seconds()
@@ -98,7 +98,7 @@ class Replay:
         if finding.result is Result.BREACH:
             episode.last_breach_at = now
             episode.worst = worst_finding({"worst": episode.worst, "this": finding})
-            episode.is_suppressed = episode.is_suppressed and finding.explained_by is not None
+            episode.is_suppressed = episode.is_suppressed and finding.restarts is not None
         if action is Action.FIRE:
             episode.fired_at = now
             self.episodes.append(episode)

@@ -462,6 +462,6 @@ _FIGURES = (
         for by, query in (("group", series.by_group), ("pool", series.by_pool))
     ),
 )
-FIGURES: dict[str, dict[str, Figure]] = defaultdict(dict)  # by metric and ``by``
+FIGURES: dict[str, dict[str, Figure]] = {}  # by metric and ``by``
 for _figure in _FIGURES:
-    FIGURES[_figure.metric][_figure.by] = _figure
+    FIGURES.setdefault(_figure.metric, {})[_figure.by] = _figure

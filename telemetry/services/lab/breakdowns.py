@@ -9,8 +9,8 @@ from django.db.models import Max, Min, QuerySet, Sum
 
 from controlplane.models import Pool, Replica, ReplicaState
 from telemetry.lab.breakdown import SUM_FIELDS, Breakdown, Sums, bin_start, breakdown_from
-from telemetry.lab.capacity import WorkingSet
-from telemetry.lab.worth import Assessment, Caches, Placements, assess_caches, assess_routing
+from telemetry.lab.cache_grid import Placements, WorkingSet
+from telemetry.lab.worth import Assessment, Caches, assess_caches, assess_routing
 from telemetry.metrics.windows import Window
 from telemetry.models import BreakdownBin, CapacityCurve
 from telemetry.storage.reachable import reachable_sums

@@ -27,12 +27,11 @@ from controlplane.isolation import isolated_items
 from controlplane.models import PeriodicTask, Pool, Replica, ReplicaState
 from routing.schema import ReplicaRole
 from telemetry.lab.breakdown import BIN, MINUTE, bin_start
-from telemetry.lab.capacity import CapacityCurve as CurveBuilder
+from telemetry.lab.cache_grid import CacheGrid
 from telemetry.lab.captured import fit_engine
-from telemetry.lab.chains import Prompts, Requests, depth_error
+from telemetry.lab.chains import Requests
 from telemetry.lab.replay import MAX_BLOCKS_PER_MINUTE, MAX_ENTRIES, BinSums, Replay, StateError, dump, load
 from telemetry.lab.shared_cache import Gaps
-from telemetry.lab.worth import compare_placements
 from telemetry.metrics.windows import Window
 from telemetry.models import BreakdownBin, CapacityCurve, DecisionCursor, ReplayState
 from telemetry.services.lab.costs import learnt_rate
@@ -230,7 +229,8 @@ def _complete_until(now: datetime) -> datetime:
 CURVE_INTERVAL = timedelta(minutes=10)
 CURVE_SPAN = timedelta(hours=1)  # of decisions
 MAX_CURVE_REQUESTS = 40_000
-MAX_CURVE_BLOCKS = 80_000  # in all prompts; a block takes about 10 us
+MAX_CURVE_BLOCKS = 80_000  # in all prompts, for figures that need many replays
+MAX_LENGTH_BLOCKS = 3_000_000  # for lengths of lost prefixes, each of which has the error of sampling
 WARM_UP_RATIO = 1 / 3  # of the requests, which only warm the caches
 MIN_CURVE_REQUESTS = 50
 
@@ -257,49 +257,19 @@ def update_curve(pool: Pool, now: datetime) -> CapacityCurve:
     window = Window(now - CURVE_SPAN, now, CURVE_SPAN.total_seconds())
     values |= {"fitted_requests": fit.requests, "gaps": None, **learnt_rate(pool, fit, window)}
     if not reason and capacities.tokens:
-        values |= _curve(requests, capacities.tokens)
-        values["gaps"] = _gaps(requests, capacities.tokens).as_json()
+        warm = int(WARM_UP_RATIO * len(requests))
+        grid = CacheGrid(requests, capacities.tokens, warm=warm, most_blocks=MAX_CURVE_BLOCKS)
+        placements, working_set = grid.placements(), grid.working_set()
+        lengths = CacheGrid(requests, capacities.tokens, warm=warm, most_blocks=MAX_LENGTH_BLOCKS)
+        values |= {
+            "points": [asdict(point) for point in grid.points()],
+            "placements": placements and asdict(placements),
+            "working_set": working_set and asdict(working_set),
+            "gaps": Gaps.of(lengths.lost_tokens(), lengths.prompt_tokens, lengths.length_error()).as_json(),
+            "requests": len(requests) - warm,
+            "since": datetime.fromtimestamp(requests.at_s[warm], UTC),
+            "sample_ratio": grid.ratio,
+            "cache_tokens": sum(capacities.tokens.values()) // len(capacities.tokens),
+            "replicas": len(capacities.tokens),
+        }
     return CapacityCurve.objects.update_or_create(pool=pool, defaults=values)[0]
-
-
-def _curve(requests: Requests, capacities: dict[str, int]) -> dict[str, object]:
-    ratio = float(requests.sample_ratios.min())
-    while requests.block_counts.sum() * ratio > MAX_CURVE_BLOCKS:
-        ratio /= 2
-    replay = Replay(None, ratio)
-    replay.learn(requests, CURVE_SPAN / MINUTE)
-    requests = requests.sampled(ratio)
-    prompts = Prompts.of(requests, replay.tokens_of(requests), ratio)
-    bases = prompts.cached_tokens(np.zeros(len(requests), np.int64)).tolist()
-    blocks, gains = requests.blocks.tolist(), prompts.gains().tolist()
-    curve, warm, begin = CurveBuilder(), int(WARM_UP_RATIO * len(requests)), 0
-    for number, (end, tokens) in enumerate(zip(requests.ends.tolist(), prompts.tokens.tolist(), strict=True)):
-        replica = requests.replicas.names[requests.replicas.codes[number]]
-        counted = tokens if number >= warm else None
-        curve.use(replica, blocks[begin:end], gains[begin:end], counted, bases[number])
-        begin = end
-    capacity_blocks = {name: replay.capacity_blocks(tokens) for name, tokens in capacities.items()}
-    placements = compare_placements(requests, prompts, list(capacity_blocks.values()), warm=warm)
-    working_set = curve.working_set(replay.block_tokens / ratio)
-    return {
-        "points": [asdict(point) for point in curve.points(capacity_blocks)],
-        "placements": placements and asdict(placements),
-        "working_set": working_set and asdict(working_set),
-        "requests": curve.requests,
-        "since": datetime.fromtimestamp(requests.at_s[warm], UTC),
-        "sample_ratio": ratio,
-        "cache_tokens": sum(capacities.values()) // len(capacities),
-        "replicas": len(capacities),
-    }
-
-
-def _gaps(requests: Requests, capacities: dict[str, int]) -> Gaps:
-    """Lengths of what each request lost to capacity and fragmentation."""
-    replay = Replay(capacities, float(requests.sample_ratios.min()))
-    replay.learn(requests, CURVE_SPAN / MINUTE)
-    _, prompts, matched = replay.place(requests)
-    cached = {name: prompts.cached_tokens(blocks) for name, blocks in matched.items()}
-    lost = np.maximum(0.0, cached["reachable"] - np.maximum(cached["split"], cached["best"]))
-    warm = int(WARM_UP_RATIO * len(requests))
-    block_tokens = float(np.median(prompts.block_tokens))
-    return Gaps.of(lost[warm:], prompts.tokens[warm:], depth_error(replay.ratio) * block_tokens)

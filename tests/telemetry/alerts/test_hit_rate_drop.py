@@ -7,7 +7,6 @@ import pytest
 from controlplane.errors import InvalidError
 from telemetry.alerts.detection import Bin
 from telemetry.alerts.findings import Reason, Result
-from telemetry.alerts.history_window import WindowSum
 from telemetry.alerts.hit_rate_series import HitRateSeries, bin_length_s, grid_floor
 from telemetry.alerts.kinds import KINDS, Scope
 from tests.telemetry.alerts.detection.traffic import Stretch, bins
@@ -84,16 +83,6 @@ def test_too_few_bins_give_no_data_and_not_a_rate_of_zero():
 
     assert (few.reason, few.value) == (Reason.LITTLE_HISTORY, None)
     assert (old.reason, none.reason) == (Reason.NO_READINGS, Reason.NO_READINGS)
-
-
-def test_the_cost_of_unavailable_replicas_is_subtracted_from_a_drop():
-    finding = finding_after(Stretch(1800, 0.8), Stretch(90, 0.5))
-    window = KIND.window_of(finding, T0)
-    assert (window.start, window.ratio) == (T0 - timedelta(seconds=90), pytest.approx(finding.value))
-
-    without = WindowSum(window.start, window.queries, 0.78 * window.queries, window.requests)
-    assert KIND.evaluate_window(SETTINGS, finding, without).result is Result.OK
-    assert KIND.evaluate_window(SETTINGS, finding, window).result is Result.BREACH
 
 
 def test_repeated_detection_on_a_series_gives_the_same_result():

@@ -333,10 +333,18 @@ def test_a_down_replica_inhibits_its_own_prediction_gap_only(pool, channel):
     assert [bool(fresh(gap).suppression) for gap in gaps] == [True, False]
 
 
-def test_a_restarted_replica_s_drop_is_suppressed_during_warm_up(pool, channel):
+@pytest.mark.parametrize(
+    ("cause", "is_suppressed"), [("replica_restarted", True), ("replica_lost", True), ("revision", False)]
+)
+def test_a_restarted_replica_s_drop_is_suppressed_during_warm_up(pool, channel, cause, is_suppressed):
     """H18"""
     alert = firing(pool)
-    notify_due(at(10), {alert.pk: replace(BROKEN, explained_by=Restarts(("r1",), at(300)))})
+    evidence = {"explained_tokens": 1, "regained_ratio": 0.6}
+    Alert.objects.update(causes=[{"kind": cause, "confidence": 0.9, "summary": "It.", "evidence": evidence}])
+    notify_due(at(10), {alert.pk: replace(BROKEN, restarts=Restarts(("r1",), at(300)))})
+    if not is_suppressed:
+        assert sent() == [("firing", 1)]
+        return
     assert fresh(alert).suppression["reason"] == "restart"
     notify_due(at(15))  # no finding this time
     assert fresh(alert).suppression["reason"] == "restart"

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telemetry.lab.breakdown import TERMS, Sums, breakdown_from, caveats, summary
+from telemetry.lab.cache_grid import CacheGrid
 from telemetry.lab.caches import BlockNumbers, Chains, best_of, place_ideally, run_lru, unbounded
-from telemetry.lab.capacity import CapacityCurve, ReuseDistances
 from telemetry.lab.chains import HASHES, Prompts, Requests, depth_error
 from telemetry.lab.prefix_tree import RequestPath, build_tree
 from telemetry.lab.replay import HORIZON_S, BinSums, Replay, dump, load
@@ -147,20 +147,19 @@ def test_columns_of_any_requests(some, ratio):
     assert len(together) == 2 * len(told)
     thinned = told.sampled(ratio)
     prompts = Prompts.of(thinned, thinned.estimates, ratio)
-    assert len(prompts.gains()) == len(thinned.blocks)
     assert np.isfinite(prompts.cached_tokens(thinned.lengths)).all()
     assert math.isfinite(depth_error(ratio))
 
 
-@given(st.lists(st.tuples(st.sampled_from(("r0", "r1")), st.lists(st.integers(0, 3), max_size=3, unique=True), TOKENS)),
-       st.dictionaries(st.sampled_from(("r0", "r1", "r2")), st.sampled_from((0.0, 1.0, 4.0))))  # fmt: skip
-def test_a_capacity_curve_takes_any_requests(some, rooms):
-    curve = CapacityCurve()
-    for replica, chain, tokens in some:
-        curve.use(replica, chain, [1.0] * len(chain), tokens)
-    points = curve.points(rooms)
-    assert bool(points) == bool(rooms and curve.prompt_tokens)
-    assert ReuseDistances().hits(1) == 0
+@given(
+    st.lists(requests(), max_size=3),
+    st.dictionaries(st.sampled_from(("r0", "r1", "r2")), st.sampled_from((1, 64, 10_000))),
+    st.sampled_from((0, 1)),
+)
+def test_a_cache_grid_takes_any_requests(some, rooms, warm):
+    grid = CacheGrid(in_order_of_time(some), rooms, warm=warm, most_blocks=100)
+    assert all(math.isfinite(point.shared) for point in grid.points())
+    assert (grid.placements(), grid.working_set()) == (None, None)
 
 
 PASSAGES = st.builds(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from telemetry.lab.breakdown import Sums
-from telemetry.lab.capacity import WorkingSet
-from telemetry.lab.worth import Caches, CacheVerdict, Placements, RoutingVerdict, assess_caches, assess_routing
+from telemetry.lab.cache_grid import Placements, WorkingSet
+from telemetry.lab.worth import Caches, CacheVerdict, RoutingVerdict, assess_caches, assess_routing
 
 PROMPT = 1000.0
 PLAIN, BORDERLINE, WORTH = RoutingVerdict

@@ -313,6 +313,7 @@ def test_every_kind_has_its_form_with_its_own_settings(visitor, fleet, kind):
     path = f"/alerts/rules/new/?kind={kind}"
     text = visitor.get(path).text
     assert all(f'name="{info.field}"' in text for info in settings_of(KINDS[kind].settings))
+    assert ("Preview on past data" in text) == KINDS[kind].can_be_replayed
 
     visitor.post(path, {"name": f"my {kind}", "pool": fleet.pk, "severity": "critical", "repeat_s": "0"})
 

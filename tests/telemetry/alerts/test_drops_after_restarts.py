@@ -14,11 +14,12 @@ from controlplane.services.events import record_event
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.snapshots import single_snapshot
-from telemetry.alerts.expected_drops import explained_ratio
 from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import evaluate_rules
 from telemetry.causes.evidence import Prefix, Sums
+from telemetry.causes.replicas import regained_ratio
 from telemetry.models import Alert, AlertRule, Decision
+from telemetry.services.alerts.explanations import explain_drops
 from telemetry.services.alerts.rules import create_rule, update_rule
 from telemetry.storage.partitions import ensure_days
 from tests.telemetry.conftest import T0
@@ -121,7 +122,9 @@ class World:
             self.tick()
             if self.second >= INCIDENT_S or (self.second >= INCIDENT_S - 60 and self.second % 10 == 0):
                 moment = at(self.second + 0.5)
-                notify_due(moment, evaluate_rules(moment))
+                f = evaluate_rules(moment)
+                explain_drops(moment)
+                notify_due(moment, f)
 
 
 def at(seconds: float) -> datetime:
@@ -291,28 +294,28 @@ BEFORE_DROP = [opening(1, "r1", 0.8), opening(2, "r2", 0.8), opening(3, "r3", 0.
     ],
 )
 def test_a_replica_explains_what_its_prefixes_lost(now: list[Prefix], ratio: float | None) -> None:
-    explained = explained_ratio(BEFORE_DROP, now, {"r1"})
+    explained = regained_ratio(BEFORE_DROP, now, {"r1"})
     assert explained == (None if ratio is None else pytest.approx(ratio))
 
 
 def test_a_prefix_at_several_replicas_is_attributed_by_share() -> None:
     before = [opening(1, name, 0.8) for name in ("r1", "r2", "r3", "r4")]
 
-    assert explained_ratio(before, [opening(1, "r2", 0.0, 4000.0)], {"r1"}) == pytest.approx(0.2)
-    assert explained_ratio([], before, {"r1"}) is None
+    assert regained_ratio(before, [opening(1, "r2", 0.0, 4000.0)], {"r1"}) == pytest.approx(0.2)
+    assert regained_ratio([], before, {"r1"}) is None
 
 
 def test_the_whole_loss_at_a_cold_replica_is_attributed_to_it() -> None:
     now = [opening(2, "r1", 0.0), BEFORE_DROP[2]]
 
-    assert explained_ratio(BEFORE_DROP, now, {"r1"}, cold={"r1"}) == pytest.approx(0.4)
+    assert regained_ratio(BEFORE_DROP, now, {"r1"}, cold={"r1"}) == pytest.approx(0.4)
 
 
 def test_replicas_that_took_over_much_may_have_evicted_what_they_had() -> None:
     now = [opening(1, "r2", 0.0), opening(2, "r2", 0.2), opening(9, "r2", 0.0)]
-    control = explained_ratio(BEFORE_DROP, now, {"r1"})
-    crowded = explained_ratio(BEFORE_DROP, now, {"r1"}, may_crowd=True)
+    control = regained_ratio(BEFORE_DROP, now, {"r1"})
+    crowded = regained_ratio(BEFORE_DROP, now, {"r1"}, may_crowd=True)
     assert control is not None
     assert crowded is not None
     assert crowded > control
-    assert explained_ratio(BEFORE_DROP, [opening(9, "r2", 0.0)], {"r1"}, may_crowd=True) == 0.0
+    assert regained_ratio(BEFORE_DROP, [opening(9, "r2", 0.0)], {"r1"}, may_crowd=True) == 0.0
