@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,8 +17,7 @@ from routing.simulation.engine import Engine, EngineConfig, Siblings
 from routing.simulation.engine import Sequence as EngineSequence
 from routing.simulation.real_time import RealTimeEngine
 from routing.standin.errors import ApiError, CrashAfterChunks, Fault, Hang, NoFault, Refuse, Slow, queue_full
-from routing.standin.metrics import EngineMetrics, render
-from routing.standin.process_metrics import HttpMetrics, process_families
+from routing.standin.metrics import page
 from routing.standin.requests import GenerationRequest, PseudoWords, block_keys, count_tokens
 from routing.standin.transfers import LoadFailurePolicy, Role, Transfers
 
@@ -301,12 +301,11 @@ class Replica:
         self.transfers = (
             None if settings.role is None else Transfers(settings.kv_transfer_rate, settings.kv_load_failure_policy)
         )
-        self.http = HttpMetrics()
         self.in_flight = 0  # HTTP requests for a generation
         self.is_asleep = False
         self.fault: Fault = NoFault()
         self._words = PseudoWords(settings.seed)
-        self._families = [*process_families(), *EngineMetrics(self.engine, settings.model).families]
+        self._started_s = time.time()
 
     def _publisher(self, config: KvEventsConfig) -> KvEventPublisher:
         """Publish KV events from now on."""
@@ -354,4 +353,4 @@ class Replica:
 
     def metrics_page(self) -> bytes:
         """The body of ``/metrics``."""
-        return render(self._families + self.http.families)
+        return page(self.engine, self.settings.model, self._started_s)

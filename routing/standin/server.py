@@ -74,24 +74,8 @@ async def set_headers(request: web.Request, response: web.StreamResponse) -> Non
 
 
 @web.middleware
-async def count_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Count every request by its route, with errors in vLLM's shapes."""
-    started_s = time.perf_counter()
-    response = await _respond(request, handler)
-    resource = request.match_info.route.resource
-    path = resource.canonical if resource is not None and response.status != 405 else "none"
-    request.app[replica_key].http.observe(
-        path,
-        request.method,
-        response.status,
-        seconds=time.perf_counter() - started_s,
-        received_bytes=request.content_length or 0,
-        sent_bytes=response.content_length or 0,
-    )
-    return response
-
-
-async def _respond(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def respond(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Check the API key, and give errors vLLM's shapes."""
     if not _is_authorized(request):
         return json_response(b'{"error":"Unauthorized"}', 401)
     try:
@@ -379,7 +363,7 @@ async def set_fault(request: web.Request) -> web.Response:
 
 def make_app(settings: ReplicaSettings) -> web.Application:
     """The application; its replica is created at startup, on the loop that it runs on."""
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[count_requests])
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[respond])
 
     async def start(app: web.Application) -> None:
         app[replica_key] = Replica(settings)

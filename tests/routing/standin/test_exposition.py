@@ -1,55 +1,29 @@
-"""The writer of the text exposition format."""
+"""The metrics page of a modelled engine."""
 
 from __future__ import annotations
 
-import math
-
-import pytest
-
-from routing.simulation.statistics import Histogram, request_token_edges
-from routing.standin.metrics import Family, label_text, number, render
+from routing.simulation.engine import Engine, EngineConfig, Sequence
+from routing.simulation.statistics import request_token_edges
+from routing.standin.metrics import page
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0.0"),
-        (9, "9.0"),
-        (306127, "306127.0"),
-        (619069440, "6.1906944e+08"),
-        (1802537, "1.802537e+06"),
-        (10_000_000, "1e+07"),
-        (0.83984375, "0.83984375"),
-        (1e-07, "1e-07"),
-        (1795195532.9163601, "1.7951955329163601e+09"),
-        (math.inf, "+Inf"),
-    ],
-)
-def test_numbers_are_formatted_as_by_prometheus_client(value: float, text: str) -> None:
-    assert number(value) == text
+def test_histograms_are_cumulative_labels_are_escaped_and_counters_have_their_creation_time() -> None:
+    engine = Engine(EngineConfig(blocks=10))
+    engine.statistics.time_to_first_token.observe(0.002)
+    engine.statistics.time_to_first_token.observe(9000.0)
+    engine.submit(Sequence([], 20, 1, 0.0))
+    engine.plan_step(0.0)
 
+    lines = page(engine, 'say "hi"\n\\', 1795195532.5).decode().splitlines()
 
-def test_labels_are_in_alphabetical_order_and_escaped() -> None:
-    assert label_text({"b": 'say "hi"\n', "a": "back\\slash"}) == '{a="back\\\\slash",b="say \\"hi\\"\\n"}'
-    assert label_text({}) == ""
-
-
-def test_a_histogram_is_cumulative_with_count_before_sum() -> None:
-    histogram = Histogram((1, 5))
-    for value in (0.5, 1.0, 3.0, 9.0):
-        histogram.observe(value)
-    family = Family("h", "histogram", "Some help.")
-    family.histogram({"x": "y"}, histogram)
-
-    assert render([family]).decode().splitlines() == [
-        "# HELP h Some help.",
-        "# TYPE h histogram",
-        'h_bucket{le="1.0",x="y"} 2.0',
-        'h_bucket{le="5.0",x="y"} 3.0',
-        'h_bucket{le="+Inf",x="y"} 4.0',
-        'h_count{x="y"} 4.0',
-        'h_sum{x="y"} 13.5',
-    ]
+    labels = 'engine="0",model_name="say \\"hi\\"\\n\\\\"'
+    ttft = "vllm:time_to_first_token_seconds"
+    assert f'{ttft}_bucket{{{labels},le="0.001"}} 0.0' in lines
+    assert f'{ttft}_bucket{{{labels},le="0.005"}} 1.0' in lines
+    assert f'{ttft}_bucket{{{labels},le="+Inf"}} 2.0' in lines
+    assert f"{ttft}_sum{{{labels}}} 9000.002" in lines
+    assert f"vllm:prefix_cache_queries_total{{{labels}}} 20.0" in lines
+    assert f"vllm:prefix_cache_queries_created{{{labels}}} 1795195532.5" in lines
 
 
 def test_request_buckets_go_up_to_the_longest_request() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import json
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -31,7 +32,7 @@ from routing.prompt.canonical import canonical_prompt
 from routing.prompt.parsing import parse_body, session_key
 from routing.schema import PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig, Settings, TaskGroupConfig
 from routing.simulation.engine import Engine, EngineConfig, Sequence, Step
-from routing.standin.metrics import EngineMetrics, render
+from routing.standin.metrics import page
 from routing.types import ReplicaId
 from telemetry.metrics.engine import read_replica
 from telemetry.metrics.router import read_router
@@ -68,7 +69,7 @@ class Modelled:
     row: Replica
     blocks: int
     engine: Engine = field(init=False)
-    metrics: EngineMetrics = field(init=False)
+    started_s: float = field(init=False)
     is_down: bool = False
     caches_prefixes: bool = True
     hides: tuple[str, ...] = ()  # beginnings of metrics that it does not tell
@@ -85,10 +86,10 @@ class Modelled:
         """Begin anew, with nothing cached."""
         config = EngineConfig(blocks=self.blocks, block_tokens=BLOCK, caches_prefixes=self.caches_prefixes)
         self.engine = Engine(config)
-        self.metrics = EngineMetrics(self.engine, "m")
+        self.started_s = time.time()
 
     def text(self) -> str:
-        lines = render(self.metrics.families).decode().split("\n")
+        lines = page(self.engine, "m", self.started_s).decode().split("\n")
         return "\n".join(it for it in lines if not it.startswith(self.hides)) if self.hides else "\n".join(lines)
 
 
