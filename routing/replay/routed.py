@@ -16,13 +16,13 @@ from collections import Counter
 from collections.abc import Sequence
 from math import ceil, inf
 
-from routing.balancing.candidates import Choice
+from routing.balancing.candidates import Candidates
 from routing.balancing.load_tracker import LoadTracker, Ticket
 from routing.balancing.placement import record_dispatch
 from routing.balancing.replicas import GroupReplicas, HealthRegistry
 from routing.balancing.residency import RUN_TOKENS, Residency
 from routing.balancing.strategies.registry import build_strategy
-from routing.balancing.strategies.strategy import MediaKey
+from routing.balancing.strategies.strategy import MediaKey, Strategy
 from routing.replay.block_runs import Forest, Run, RunPool, shared_path
 from routing.replay.fast_engine import FastEngine, FastEngineConfig, ModelledRequest
 from routing.schema import Boundary, ReplicaConfig, Settings, Tier1Settings
@@ -39,79 +39,73 @@ class UnsupportedInTracesError(ValueError):
     """A setting needs information that traces do not have."""
 
 
-class TraceKeys:
-    """Keys of one request, as strategies read them."""
+class ModelledKeys:
+    """Keys of one request, as strategies read them. ``hashes``: of all requests; its own begin at ``start``."""
 
-    __slots__ = ("_chain", "_end", "_index", "_start", "block_tokens", "prompt_tokens", "session")
-
-    media: MediaKey | None = None  # traces have no attachments
+    __slots__ = (
+        "_chain", "_hashes", "_start", "block_tokens", "conversation", "estimate", "media", "prompt_tokens", "session",
+        "tier1", "tier2",
+    )  # fmt: skip
 
     def __init__(
-        self, index: KeyIndex, start: int, end: int, prompt_tokens: int, session: PrefixHash | None = None
+        self,
+        hashes: array[int],
+        start: int,
+        prompt_tokens: int,
+        block_tokens: int,
+        *,
+        tier1: PrefixHash | None,
+        tier2: PrefixHash | None,
+        session: PrefixHash | None = None,
+        conversation: PrefixHash | None = None,
     ) -> None:
-        self._index = index
-        self._start = start  # index of its first id in the column
-        self._end = end
+        self._hashes = hashes
+        self._start = start
         self._chain: array[int] | None = None
-        self.block_tokens = index.block_tokens
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens = self.estimate = prompt_tokens  # the exact length
+        self.block_tokens = block_tokens
+        self.tier1 = tier1
+        self.tier2 = tier2
         self.session = session
-
-    @property
-    def estimate(self) -> int:
-        """The exact length of the prompt."""
-        return self.prompt_tokens
+        self.conversation = conversation
+        self.media: MediaKey | None = None  # neither traces nor records have attachments
 
     def add_surplus(self, tokens: int) -> None:
         """Do nothing: the length is exact."""
 
     @property
-    def conversation(self) -> PrefixHash | None:
-        """The session."""
-        return self.session
-
-    @property
-    def tier1(self) -> PrefixHash | None:
-        """Key of the tier-1 prefix: the id of its last block, which identifies all blocks before it."""
-        return PrefixHash(self._index.hashes[min(self._start + self._index.tier1_blocks, self._end) - 1])
-
-    @property
-    def tier2(self) -> PrefixHash | None:
-        """Key of the conversation: the block that ends ``TIER2_TOKENS`` after the tier-1 prefix."""
-        return PrefixHash(self._index.hashes[min(self._start + self._index.tier2_blocks, self._end) - 1])
-
-    @property
     def chain(self) -> Sequence[int]:
         """Hashes of the whole blocks."""
         if self._chain is None:
-            whole = self.prompt_tokens // self._index.block_tokens
-            self._chain = self._index.hashes[self._start : self._start + whole]
+            self._chain = self._hashes[self._start : self._start + self.prompt_tokens // self.block_tokens]
         return self._chain
 
 
 class KeyIndex:
-    """Keys of all requests under one policy. ``sessions``: keys by request; a trace has none of its own."""
+    """Keys of all requests of a trace under one policy. ``sessions``: by request; a trace has none of its own."""
 
     def __init__(self, settings: Settings, columns: Columns, sessions: Sequence[PrefixHash] | None = None) -> None:
         self.tier1_blocks = tier1_blocks_of(settings, columns.block_tokens)  # blocks of the tier-1 prefix
         self.tier2_blocks = self.tier1_blocks + -(-TIER2_TOKENS // columns.block_tokens)  # blocks of the tier-2 prefix
-        self.block_tokens = columns.block_tokens
+        self.hashes = _spread(columns.ids)
         self._columns = columns
         self._sessions = sessions
-        self._hashes: array[int] | None = None
 
-    @property
-    def hashes(self) -> array[int]:
-        """Ids of all requests, mapped to 64-bit values that are spread like hashes."""
-        if self._hashes is None:
-            self._hashes = _spread(self._columns.ids)
-        return self._hashes
-
-    def keys_of(self, index: int) -> TraceKeys:
-        """Keys of one request."""
-        columns, sessions = self._columns, self._sessions
-        session = None if sessions is None else sessions[index]
-        return TraceKeys(self, columns.starts[index], columns.starts[index + 1], columns.prompt_tokens[index], session)
+    def keys_of(self, index: int) -> ModelledKeys:
+        """Keys of one request: a prefix is identified by its last block, which stands for all blocks before it."""
+        columns, hashes = self._columns, self.hashes
+        start, end = columns.starts[index], columns.starts[index + 1]
+        session = None if self._sessions is None else self._sessions[index]
+        return ModelledKeys(
+            hashes,
+            start,
+            columns.prompt_tokens[index],
+            columns.block_tokens,
+            tier1=PrefixHash(hashes[min(start + self.tier1_blocks, end) - 1]),
+            tier2=PrefixHash(hashes[min(start + self.tier2_blocks, end) - 1]),
+            session=session,
+            conversation=session,
+        )
 
 
 def _spread(ids: array[int]) -> array[int]:
@@ -164,8 +158,45 @@ class Clock:
         return self.now_s
 
 
-class StrategyPlacer:
-    """Places requests by one strategy, with the state that a router keeps for it.
+class ModelledRouter:
+    """What one router knows: the loads and the residency of the requests that it places."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self.reasons: Counter[Reason] = Counter()
+        self.clock = Clock()
+        self.loads = LoadTracker(self.clock.read)
+        self.residency = Residency(block_tokens, max(RUN_TOKENS, RUN_BLOCKS * block_tokens))
+        self.uses_residency = True
+
+    def dispatch(
+        self, request: ModelledRequest, strategy: Strategy, candidates: Candidates, keys: ModelledKeys
+    ) -> TargetId:
+        """Choose a target by a strategy, and record the request as dispatched."""
+        choice = strategy.choose(keys, candidates)
+        self.reasons[choice.reason] += 1
+        strategy.count_request(keys, choice.uncached_tokens(keys.prompt_tokens))
+        residency = self.residency if self.uses_residency else None
+        request.placer_data = record_dispatch(choice, keys, self.loads, residency)
+        return choice.target
+
+    def on_first_token(self, request: ModelledRequest, now_s: float) -> None:
+        """The router receives the first byte of the response."""
+        self.clock.now_s = now_s
+        ticket: Ticket = request.placer_data
+        ticket.record_first_byte()
+
+    def on_ended(self, request: ModelledRequest, now_s: float) -> None:
+        """The response is complete; its usage updates the residency."""
+        self.clock.now_s = now_s
+        ticket: Ticket = request.placer_data
+        if self.uses_residency:
+            ttft_s = request.first_token_s - request.arrived_s
+            ticket.record_response(ttft_s, request.prompt_tokens, request.cached_tokens)
+        ticket.end()
+
+
+class StrategyPlacer(ModelledRouter):
+    """A router that places the requests of a trace by one strategy, with the state that a router keeps for it.
 
     ``seed`` differs between routers; ``keys`` may be shared by several placers of one policy.
     """
@@ -179,6 +210,7 @@ class StrategyPlacer:
         seed: int = 0,
         keys: KeyIndex | None = None,
     ) -> None:
+        super().__init__(config.block_tokens)
         configs = [
             ReplicaConfig(
                 name=f"replica-{number + 1}",
@@ -188,75 +220,41 @@ class StrategyPlacer:
             )
             for number in range(replicas)
         ]
-        self.reasons: Counter[Reason] = Counter()
-        self._clock = Clock()
-        self.loads = LoadTracker(self._clock.read)
-        residency = Residency(
-            block_tokens=config.block_tokens, run_tokens=max(RUN_TOKENS, RUN_BLOCKS * config.block_tokens)
-        )
-        self._residency = residency if settings.uses_residency else None
+        self.uses_residency = settings.uses_residency
         self._targets = [TargetId(replica.name) for replica in configs]
-        self.own_state = OwnState(self.loads, residency, self._targets)  # what it publishes
-        self.view = SharedView(self.loads, residency, self._targets)  # what other routers have published
+        self.own_state = OwnState(self.loads, self.residency, self._targets)  # what it publishes
+        self.view = SharedView(self.loads, self.residency, self._targets)  # what other routers have published
         self.keys = KeyIndex(settings, columns) if keys is None else keys
         self._index_by_name = {replica.name: number for number, replica in enumerate(configs)}
-        modelled = GroupReplicas(configs, self.loads, seed, residency)
+        modelled = GroupReplicas(configs, self.loads, seed, self.residency)
         self._strategy = build_strategy(settings, modelled, seed)
         self._candidates = modelled.candidates(HealthRegistry())
 
     def place(self, request: ModelledRequest, _engines: Sequence[FastEngine], now_s: float) -> int:
-        """Place a request by the strategy and record it as dispatched."""
+        """The engine that the strategy chooses."""
+        self.clock.now_s = now_s
         keys = self.keys.keys_of(request.index)
-        choice = self.choose(keys, now_s)
-        self.reasons[choice.reason] += 1
-        self._strategy.count_request(keys, choice.uncached_tokens(keys.prompt_tokens))
-        request.placer_data = record_dispatch(choice, keys, self.loads, self._residency)
-        return self._index_by_name[choice.target]
-
-    def choose(self, keys: TraceKeys, now_s: float) -> Choice:
-        """The strategy's choice for the request with these keys now."""
-        self._clock.now_s = now_s
-        return self._strategy.choose(keys, self._candidates)
+        return self._index_by_name[self.dispatch(request, self._strategy, self._candidates, keys)]
 
     def take_update(self, now_s: float) -> Update | None:
         """What this router publishes now; None if nothing has changed."""
-        self._clock.now_s = now_s
+        self.clock.now_s = now_s
         return self.own_state.take(now_s)
 
     def apply_update(self, router: int, sequence: int, update: Update, now_s: float) -> None:
         """Use what another router has published."""
-        self._clock.now_s = now_s
+        self.clock.now_s = now_s
         self.view.apply(router.to_bytes(), sequence, update, now_s)
 
     def known_blocks(self, index: int) -> int:
         """Blocks of a request's prompt that this router estimates as cached at some replica; 0 without a residency."""
-        residency = self._residency
-        return 0 if residency is None else residency.match(self.keys.keys_of(index).chain).blocks
+        return self.residency.match(self.keys.keys_of(index).chain).blocks if self.uses_residency else 0
 
     def add_stored(self, index: int, replica: int, now_s: float) -> None:
         """Add the prompt of another router's request to a replica's estimated cached blocks."""
-        if self._residency is not None:
+        if self.uses_residency:
             keys = self.keys.keys_of(index)
-            self._residency.insert(self._targets[replica], keys.chain, now_s, keys.prompt_tokens)
-
-    def on_first_token(self, request: ModelledRequest, now_s: float) -> None:
-        """The router receives the first byte of the response."""
-        self._clock.now_s = now_s
-        ticket: Ticket = request.placer_data
-        ticket.record_first_byte()
-
-    def on_ended(self, request: ModelledRequest, now_s: float) -> None:
-        """The response is complete; its usage updates the residency index."""
-        self._clock.now_s = now_s
-        record_response(request, self._residency)
-
-
-def record_response(request: ModelledRequest, residency: Residency | None) -> None:
-    """Account for a complete response; its usage updates the residency of the request's router, if it has one."""
-    ticket: Ticket = request.placer_data
-    if residency is not None:
-        ticket.record_response(request.first_token_s - request.arrived_s, request.prompt_tokens, request.cached_tokens)
-    ticket.end()
+            self.residency.insert(self._targets[replica], keys.chain, now_s, keys.prompt_tokens)
 
 
 class Clairvoyant:

@@ -38,7 +38,7 @@ from routing.response_cache.evidence import (
     compare,
 )
 from routing.response_cache.store import Pause
-from routing.response_cache.vectors import SharedVectors, VectorIndex
+from routing.response_cache.vectors import INDEX_BYTES, SharedVectors, VectorIndex
 from routing.schema import RouterConfig, SemanticCache, TaskGroupConfig, evidence_name, vectors_name
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 BACKGROUND_S: Final = 5.0  # for an embedding that no request waits for
 MAX_TASKS: Final = 64  # at the same time; further requests are not compared
-INDEX_BYTES: Final = 256 << 20  # of all groups of this process
 
 logger = logging.getLogger(__name__)
 
@@ -93,8 +92,9 @@ class SemanticGroup:
 
     def configure(self, settings: SemanticCache) -> None:
         """Apply settings under which its vectors and its checks mean the same."""
+        if settings.max_entries != self.settings.max_entries:
+            self.index.resize(settings.max_entries)
         self.settings = settings
-        self.index.max_entries = settings.max_entries
         self.evidence.configure(settings)
 
     async def share(self, evidence: CallerEvidence) -> None:
@@ -173,7 +173,7 @@ class SemanticLookup:
             if similar is not None and is_right is not None:
                 self._evidence.record(similar.similarity, is_right=is_right)
         if entry is not None:
-            group.index.put(self._turn.scope, self._key, vectors[0], entry.expires_s, time())
+            group.index.put(self._turn.scope, self._key, vectors[0], entry.expires_s)
             if group.vectors is not None:
                 group.vectors.add(self._turn.scope, self._key, vectors[0], entry.expires_s)
             self._caches.limit_memory()
@@ -205,7 +205,7 @@ class SemanticLookup:
             entry = await self._caches.load(name)
             if entry is not None and time() < entry.expires_s:
                 return Similar(entry, name, similarity)
-            index.remove(scope, name)
+            index.remove(name)
         return None
 
 
@@ -242,7 +242,8 @@ class SemanticCaches:
         evidence = Evidence(names, settings, name_of, self._store)
         if current is not None and current.vectors_of == vectors_of:
             index, vectors = current.index, current.vectors
-            index.max_entries = settings.max_entries
+            if settings.max_entries != current.settings.max_entries:
+                index.resize(settings.max_entries)
         else:
             index = VectorIndex(settings.max_entries)
             vectors = (
@@ -284,20 +285,23 @@ class SemanticCaches:
         return None if found is None else found.vectors_of
 
     def limit_memory(self) -> None:
-        """Let the largest index give up what it used least recently, while all of them are too large."""
-        while sum(group.index.bytes for group in self._groups.values()) > INDEX_BYTES:
-            max(self._groups.values(), key=lambda group: group.index.bytes).index.shrink()
+        """Let the largest index give up the half that it used least recently, if all of them are too large."""
+        indexes = [group.index for group in self._groups.values()]
+        if sum(index.memory_bytes for index in indexes) > INDEX_BYTES:
+            largest = max(indexes, key=lambda index: index.memory_bytes)
+            largest.resize(max(1, len(largest) // 2))
 
     def lines(self) -> Iterator[str]:
         """Prometheus text; nothing if no group has a semantic cache."""
         if not self._groups:
             return
-        groups = {labels(pool=pool, group=name): group for (pool, name), group in self._groups.items()}
-        for metric, kind, text, samples_of in _METRICS:
-            yield from header(metric, kind, text)
-            for names, group in groups.items():
-                for pairs, value in samples_of(group):
-                    yield f"{PREFIX}{metric}{{{names}{pairs}}} {value}"
+        groups = {labels(pool=pool, group=name): _samples(group) for (pool, name), group in self._groups.items()}
+        for metric, kind, text in _METRICS:
+            yield from header(f"semantic_cache_{metric}", kind, text)
+            for names, samples in groups.items():
+                for pairs, value in samples[metric].items():
+                    if value is not None:
+                        yield f"{PREFIX}semantic_cache_{metric}{{{names}{',' * bool(pairs)}{pairs}}} {value}"
 
     async def close(self) -> None:
         """Stop all background work."""
@@ -313,79 +317,42 @@ async def _logged(work: Coroutine[Any, Any, None]) -> None:
         defect(logger, error, "semantic_cache")
 
 
-# --- metrics: label pairs beside the group's, and values ---
+# --- metrics ---
 
-Samples = Iterator[tuple[str, float]]
-
-
-def _checks(group: SemanticGroup) -> Samples:
-    return _counts(group.evidence.counts)
-
-
-def _shared_checks(group: SemanticGroup) -> Samples:
-    return _counts(group.evidence.shared_counts or Counts())
-
-
-def _counts(counts: Counts) -> Samples:
-    for (similarity, is_right), number in sorted(counts.items()):
-        yield "," + labels(similarity=similarity, result="right" if is_right else "wrong"), number
-
-
-def _lookups(group: SemanticGroup) -> Samples:
-    yield from (("," + labels(result=result), number) for result, number in sorted(group.lookups.items()))
-
-
-def _errors(group: SemanticGroup) -> Samples:
-    yield from (("," + labels(kind=kind), number) for kind, number in sorted(group.errors.items()))
-
-
-def _states(group: SemanticGroup) -> Samples:
-    states = group.evidence.states
-    yield from (("," + labels(state=state), int(state in states)) for state in State)
-
-
-def _of_least_precise(figure: Callable[[CallerEvidence], float | None]) -> Callable[[SemanticGroup], Samples]:
-    def samples(group: SemanticGroup) -> Samples:
-        caller = group.evidence.least_precise
-        value = None if caller is None else figure(caller)
-        if value is not None:
-            yield "", value
-
-    return samples
-
-
-def _index_entries(group: SemanticGroup) -> Samples:
-    yield "", len(group.index)
-
-
-def _index_bytes(group: SemanticGroup) -> Samples:
-    yield "", group.index.bytes
-
-
-_METRICS: Final[tuple[tuple[str, str, str, Callable[[SemanticGroup], Samples]], ...]] = (
-    ("semantic_cache_checks_total", "counter", "Checks, by similarity of requests and result.", _checks),
-    ("semantic_cache_shared_checks", "gauge", "Checks of all routers with the same store.", _shared_checks),
-    ("semantic_cache_lookups_total", "counter", "Requests that were compared while serving, by result.", _lookups),
-    ("semantic_cache_errors_total", "counter", "Embeddings that did not arrive, and checks dropped.", _errors),
-    ("semantic_cache_state", "gauge", "1 for each state in which callers of a group's semantic cache are.", _states),
-    (
-        "semantic_cache_recent_precision_ratio",
-        "gauge",
-        "Part of the latest checks that were right, of the least precise caller.",
-        _of_least_precise(lambda caller: caller.recent_precision),
-    ),
-    (
-        "semantic_cache_precision_lower_bound_ratio",
-        "gauge",
-        "Lower bound (95 %) of its precision.",
-        _of_least_precise(lambda caller: caller.lower_bound),
-    ),
-    (
-        "semantic_cache_window_checks",
-        "gauge",
-        "Checks that decide whether it is served.",
-        _of_least_precise(lambda caller: caller.checks),
-    ),
-    ("semantic_cache_index_entries", "gauge", "Requests that others are compared with.", _index_entries),
-    ("semantic_cache_index_bytes", "gauge", "Memory of their vectors.", _index_bytes),
+_METRICS: Final = (
+    ("checks_total", "counter", "Checks, by similarity of requests and result."),
+    ("shared_checks", "gauge", "Checks of all routers with the same store."),
+    ("lookups_total", "counter", "Requests that were compared while serving, by result."),
+    ("errors_total", "counter", "Embeddings that did not arrive, and checks dropped."),
+    ("state", "gauge", "1 for each state in which callers of a group's semantic cache are."),
+    ("recent_precision_ratio", "gauge", "Part of the latest checks that were right, of the least precise caller."),
+    ("precision_lower_bound_ratio", "gauge", "Lower bound (95 %) of its precision."),
+    ("window_checks", "gauge", "Checks that decide whether it is served."),
+    ("index_entries", "gauge", "Requests that others are compared with."),
+    ("index_bytes", "gauge", "Memory of their vectors."),
 )
+
+
+def _samples(group: SemanticGroup) -> dict[str, dict[str, float | None]]:
+    """By metric: values by label pairs beside the group's; None: unknown."""
+    evidence = group.evidence
+    caller, states = evidence.least_precise, evidence.states
+    return {
+        "checks_total": _counts(evidence.counts),
+        "shared_checks": _counts(evidence.shared_counts or Counts()),
+        "lookups_total": {labels(result=result): number for result, number in sorted(group.lookups.items())},
+        "errors_total": {labels(kind=kind): number for kind, number in sorted(group.errors.items())},
+        "state": {labels(state=state): int(state in states) for state in State},
+        "recent_precision_ratio": {"": None if caller is None else caller.recent_precision},
+        "precision_lower_bound_ratio": {"": None if caller is None else caller.lower_bound},
+        "window_checks": {"": None if caller is None else caller.checks},
+        "index_entries": {"": len(group.index)},
+        "index_bytes": {"": group.index.memory_bytes},
+    }
+
+
+def _counts(counts: Counts) -> dict[str, float | None]:
+    return {
+        labels(similarity=similarity, result="right" if is_right else "wrong"): number
+        for (similarity, is_right), number in sorted(counts.items())
+    }
