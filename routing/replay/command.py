@@ -18,8 +18,8 @@ from routing.replay.fast_engine import FastEngineConfig
 from routing.replay.replay import RequestTooLargeError, replay, report, table
 from routing.replay.routed import UnsupportedInTracesError
 from routing.replay.routers import Arrivals, SeveralRouters, Sharing, router_placers
+from routing.replay.tiers import KV_BYTES_PER_TOKEN, TierConfig
 from routing.schema import ConfigError, Settings, load_settings
-from routing.simulation.tiers import KV_BYTES_PER_TOKEN, TierConfig
 from routing.traffic.columns import Columns
 from routing.traffic.trace import TraceError, read_columns
 

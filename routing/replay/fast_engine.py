@@ -8,7 +8,7 @@ come, first served. Decoding costs nothing per token: ``_ticks`` counts decode s
 each generation ends. A request for which too few blocks were free is retried only after blocks are released.
 ``tests/routing/replay/test_fast_engine.py`` compares this model with the model of single steps.
 
-Theory of operation, cache tiers (``routing/simulation/tiers.py``). An admitted request whose blocks are fetched, or
+Theory of operation, cache tiers (``tiers.py``). An admitted request whose blocks are fetched, or
 shared with a request that fetches them, waits in the heap ``_fetching`` and holds its blocks. When the fetch ends it is
 prefilled before requests that are still waiting. Decode steps end there, and an idle engine has ``end_s`` there.
 """
@@ -24,7 +24,7 @@ from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from routing.replay.block_runs import Evicted, Run, RunPool, Segment
-from routing.simulation.tiers import KV_BYTES_PER_TOKEN, LowerTiers, TierConfig
+from routing.replay.tiers import KV_BYTES_PER_TOKEN, LowerTiers, TierConfig
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,11 @@ class FastEngineConfig:
     max_running: int = 256  # sequences
     tiers: tuple[TierConfig, ...] = ()  # below the GPU cache
     kv_bytes_per_token: int = KV_BYTES_PER_TOKEN
+
+    @property
+    def block_prefill_s(self) -> float:
+        """Seconds to prefill a block."""
+        return self.block_tokens / self.prefill_rate
 
 
 class ModelledRequest:

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 from routing.replay.block_runs import Forest, shared_path
 from routing.replay.fast_engine import EngineListener, FastEngine, FastEngineConfig, ModelledRequest
-from routing.simulation.tiers import GPU, build_lower_tiers
+from routing.replay.tiers import GPU, LowerTiers, TierCache, TierConfig
 from routing.traffic.columns import Columns
 
 PROGRESS_EVERY = 10_000  # requests
@@ -94,7 +94,7 @@ def replay(
     recorder = _Recorder(result, placer)
     engines = [
         FastEngine(config, recorder, tiers, columns.ids)
-        for config, tiers in zip(configs, build_lower_tiers(configs), strict=True)
+        for config, tiers in zip(configs, _lower_tiers(configs), strict=True)
     ]
     place, placed, block_tokens = placer.place, result.placements, columns.block_tokens
     last_generated = forest.last_generated
@@ -122,6 +122,17 @@ def replay(
     prefill_s = prefill_tokens / len(columns) / fmean(config.prefill_rate for config in configs) if columns else 0.0
     result.overloaded = overloaded(result, [at_s / time_scale for at_s in columns.at_s], prefill_s)
     return result
+
+
+def _lower_tiers(configs: Sequence[FastEngineConfig]) -> list[LowerTiers | None]:
+    """The tiers of each replica, None for a replica without tiers. Equal shared tiers are one cache."""
+    shared: dict[TierConfig, TierCache] = {}
+    found: list[LowerTiers | None] = []
+    for config in configs:
+        caches = [shared.setdefault(tier, TierCache(tier)) if tier.shared else TierCache(tier) for tier in config.tiers]
+        block_bytes, block_prefill_s = config.kv_bytes_per_token * config.block_tokens, config.block_prefill_s
+        found.append(LowerTiers(caches, block_bytes, block_prefill_s) if caches else None)
+    return found
 
 
 def overloaded(result: ReplayResult, arrivals_s: Sequence[float], prefill_s: float) -> list[int]:

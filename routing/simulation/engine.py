@@ -13,12 +13,6 @@ With ``reserve_output`` the whole output is reserved at admission and nothing is
 reference results in the traces' notes.
 
 A driver in virtual time may take several equal decode steps at once (``Step.repeat``).
-
-With cache tiers (``tiers.py``) an admitted sequence may first wait for a fetch. It holds its blocks and takes no part
-in steps until the fetch ends; then it is prefilled before sequences that are still waiting. Its blocks count as cached
-from its admission on, and a sequence that hits them waits until the same time. ``wake_s`` is the end of the next fetch:
-a driver whose engine is idle calls ``plan_step`` then. Tiers need ``reserve_output``, and fetching sequences cannot be
-aborted.
 """
 
 from __future__ import annotations
@@ -28,18 +22,15 @@ from collections import deque
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import Enum
-from heapq import heappop, heappush
 
 from routing.simulation.blocks import BlockKey, BlockPool, BlockResidency
 from routing.simulation.statistics import Statistics
-from routing.simulation.tiers import KV_BYTES_PER_TOKEN, LowerTiers, TierConfig
 
 
 class State(Enum):
     """State of a sequence."""
 
     WAITING = "waiting"
-    FETCHING = "fetching"
     PREFILLING = "prefilling"
     DECODING = "decoding"
     FINISHED = "finished"
@@ -100,9 +91,8 @@ class Sequence:
     computed_tokens: int = 0  # of them, those that are in the KV cache
     keyed_blocks: int = 0  # full blocks whose key is cached
     generated_tokens: int = 0
-    cached_tokens: int | None = None  # hits at first admission, fetched and external tokens included; None before
+    cached_tokens: int | None = None  # hits at first admission, external tokens included; None before
     external_hit_tokens: int = 0  # of them, external ones
-    fetched_blocks: dict[str, int] = field(default_factory=dict)  # by cache tier
     admitted_s: float | None = None  # first admission
     first_token_s: float | None = None
     finished_s: float | None = None
@@ -129,8 +119,6 @@ class EngineConfig:
     reserve_output: bool = False
     block_sample_ratio: float = 0.0  # share of the blocks whose lifetime is observed, 0 to 1
     caches_prefixes: bool = True  # whether blocks are reused at all
-    tiers: tuple[TierConfig, ...] = ()  # below the GPU cache
-    kv_bytes_per_token: int = KV_BYTES_PER_TOKEN
 
 
 @dataclass(slots=True)
@@ -156,9 +144,7 @@ class StepResult:
 class Engine:
     """Scheduler, blocks and statistics of one replica."""
 
-    def __init__(self, config: EngineConfig, tiers: LowerTiers | None = None) -> None:
-        if tiers is not None and not config.reserve_output:
-            raise ValueError("cache tiers need reserve_output")
+    def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.residency = BlockResidency(config.block_sample_ratio) if config.block_sample_ratio else None
         self.pool = BlockPool(config.blocks, self.residency)
@@ -168,13 +154,7 @@ class Engine:
         self.running: dict[Sequence, None] = {}  # in order of admission
         self.decoding: dict[Sequence, None] = {}  # of them, in the order of their first tokens
         self._prefilling: deque[Sequence] = deque()
-        self._tiers = tiers
-        self._fetching: list[tuple[float, int, Sequence]] = []  # heap of (end of the fetch, serial, sequence)
-        self._fetches = 0
         self.changes: list[CacheChange] | None = None  # a list collects what is cached and evicted
-        self._ready_s: dict[int, float] = {}  # by block that a fetching sequence has allocated: end of the fetch
-        if tiers is not None:
-            self.pool.evicted = []
 
     # --- called by drivers ---
 
@@ -182,11 +162,6 @@ class Engine:
     def outstanding(self) -> int:
         """Sequences submitted and not ended."""
         return len(self.waiting) + len(self.running)
-
-    @property
-    def wake_s(self) -> float:
-        """End of the next fetch; infinite without one."""
-        return self._fetching[0][0] if self._fetching else math.inf
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence. Its prompt and output must fit into the blocks of the engine."""
@@ -210,8 +185,6 @@ class Engine:
         """
         if self.residency is not None:
             self.residency.now_s = now_s
-        while self._fetching and self._fetching[0][0] <= now_s:
-            self._on_fetched(heappop(self._fetching)[2])
         preempted = self._allocate_decode_blocks()
         step = Step(now_s, now_s, len(self.decoding))
         budget = self.config.chunk_tokens
@@ -225,7 +198,7 @@ class Engine:
         duration_s = config.step_s + config.decode_s * step.decoding + step.prefill_tokens / config.prefill_rate
         duration_s *= self.slowdown
         if not step.prefill_tokens:
-            step.repeat = self._equal_steps(min(until_s, self.wake_s) - now_s, duration_s)
+            step.repeat = self._equal_steps(until_s - now_s, duration_s)
         step.end_s = now_s + duration_s * step.repeat
         self.update_gauges()
         return step
@@ -250,7 +223,7 @@ class Engine:
         return StepResult(first, finished)
 
     def record_changes(self) -> None:
-        """Collect changes of the cache in ``changes`` from now on; not together with cache tiers."""
+        """Collect changes of the cache in ``changes`` from now on."""
         self.changes = self.pool.evicted = []
 
     def take_changes(self) -> list[CacheChange]:
@@ -365,16 +338,12 @@ class Engine:
                 return
             self.waiting.popleft()
             self.running[sequence] = None
-            hit_tokens = sequence.computed_tokens
-            waits = self._tiers is not None and self._fetch(sequence, self._tiers, now_s)
             if sequence.admitted_s is None:
+                self.statistics.hits += sequence.computed_tokens
                 self._receive(sequence)
                 sequence.admitted_s = max(now_s, sequence.arrived_s)
                 sequence.cached_tokens = sequence.computed_tokens
                 self.statistics.queries += sequence.prompt_tokens * self._reads_cache(sequence)
-                self.statistics.hits += hit_tokens
-            if waits:
-                continue
             sequence.state = State.PREFILLING
             self._prefilling.append(sequence)
             budget -= self._prefill(step, sequence, budget)
@@ -408,32 +377,6 @@ class Engine:
         self.statistics.external_queries += sequence.prompt_tokens - hit_tokens
         self.statistics.external_hits += sequence.external_hit_tokens
         self._cache_full_blocks(sequence, sequence.computed_tokens)
-
-    def _fetch(self, sequence: Sequence, tiers: LowerTiers, now_s: float) -> bool:
-        """Fetch further leading blocks of an admitted sequence; True if it must wait for them or another's fetch."""
-        hits, block_tokens = sequence.keyed_blocks, self.config.block_tokens
-        fetch = tiers.fetch(sequence.keys[hits : (sequence.target_tokens - 1) // block_tokens], now_s)
-        if self.pool.evicted:
-            tiers.demote(self.pool.evicted)
-            self.pool.evicted = []
-        sequence.fetched_blocks = fetch.blocks
-        sequence.computed_tokens += sum(fetch.blocks.values()) * block_tokens
-        ready_s = max([fetch.ready_s, *(self._ready_s.get(block, 0.0) for block in sequence.blocks[:hits])])
-        if ready_s <= now_s:
-            return False
-        self._cache_full_blocks(sequence, sequence.target_tokens)
-        self._ready_s.update(dict.fromkeys(sequence.blocks[hits:], ready_s))
-        self._fetches += 1
-        heappush(self._fetching, (ready_s, self._fetches, sequence))
-        sequence.state = State.FETCHING
-        return True
-
-    def _on_fetched(self, sequence: Sequence) -> None:
-        """Queue a sequence for prefill whose fetch has ended."""
-        for block in sequence.blocks:
-            self._ready_s.pop(block, None)
-        sequence.state = State.PREFILLING
-        self._prefilling.append(sequence)
 
     def _equal_steps(self, left_s: float, duration_s: float) -> int:
         """Decode steps until a sequence ends, needs a block or ``left_s`` is over; at least 1."""

@@ -14,6 +14,7 @@ from routing.replay.command import TIERS
 from routing.replay.fast_engine import FastEngineConfig
 from routing.replay.replay import Placer, ReplayResult, replay, report
 from routing.replay.routed import Clairvoyant, StrategyPlacer, pooled_hit_rate
+from routing.replay.tiers import KV_BYTES_PER_TOKEN, LowerTiers, TierCache, TierConfig
 from routing.schema import (
     AffinityGroupsSettings,
     Boundary,
@@ -24,7 +25,6 @@ from routing.schema import (
     RoundRobinSettings,
     Settings,
 )
-from routing.simulation.tiers import KV_BYTES_PER_TOKEN, LowerTiers, TierCache, TierConfig
 from routing.traffic.columns import Columns
 from tests import synthetic_traces
 from tests.benchmarks.literature import workloads
@@ -350,10 +350,9 @@ MAX_BLOCKS = 4096  # 65,536 tokens
 
 
 def _is_fetched(blocks: int, tier: TierConfig, kv_bytes: int, rate: float) -> bool:
-    model = FastEngineConfig(1, 16, rate, kv_bytes_per_token=kv_bytes)
     cached = TierCache(replace(tier, blocks=blocks))
     cached.insert(range(blocks))
-    return bool(LowerTiers([cached], model).fetch(range(blocks), 0.0).blocks)
+    return bool(LowerTiers([cached], 16 * kv_bytes, 16 / rate).fetch(range(blocks), 0.0).blocks)
 
 
 def _break_even(kv_bytes: int, rate: float, latencies_ms: tuple[float, float]) -> list[str]:

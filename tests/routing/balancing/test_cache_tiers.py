@@ -12,8 +12,8 @@ from routing.replay.block_runs import Forest
 from routing.replay.fast_engine import FastEngineConfig
 from routing.replay.replay import replay, report
 from routing.replay.routed import StrategyPlacer
+from routing.replay.tiers import TierConfig
 from routing.schema import LowestCostSettings
-from routing.simulation.tiers import TierConfig
 from routing.types import TargetId
 from tests import synthetic_traces
 

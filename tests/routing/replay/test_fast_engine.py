@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,8 +13,8 @@ from hypothesis import strategies as st
 from routing.replay.block_runs import Forest
 from routing.replay.fast_engine import FastEngine, FastEngineConfig, ModelledRequest
 from routing.replay.replay import RequestTooLargeError, replay, report
-from routing.simulation.engine import Engine, EngineConfig
-from routing.simulation.tiers import TierConfig, build_lower_tiers
+from routing.replay.tiers import TierConfig
+from routing.simulation.engine import EngineConfig
 from tests.routing.replay.prompts import BLOCK, Plan, Row, columns_of, plans, rows_of
 from tests.routing.simulation.stepwise import replay as replay_steps
 
@@ -55,8 +53,8 @@ def test_times_hits_and_the_order_of_events_are_those_of_single_steps(
     compare(plans, choices, replicas, blocks=blocks, chunk_tokens=chunk, max_running=max_running)
 
 
-def compare(plans: list[Plan], choices: list[int], replicas: int, **options: Any) -> Counter[str]:
-    """Replay with both engines and compare; returns the number of blocks that were fetched, by cache tier."""
+def compare(plans: list[Plan], choices: list[int], replicas: int, **options: Any) -> None:
+    """Replay with both engines and compare."""
     rows = rows_of(plans)
     columns = columns_of(rows)
     # binary fractions, so that sums are exact and some steps end just when a request arrives
@@ -78,48 +76,6 @@ def compare(plans: list[Plan], choices: list[int], replicas: int, **options: Any
     ended = {index: now_s for now_s, kind, index in placer.events if kind == "ended"}
     assert [ended[index] for index in range(len(rows))] == [sequence.finished_s for sequence in expected.sequences]
     assert placer.events == sorted(placer.events, key=lambda event: event[0])
-    fetched: Counter[str] = Counter()
-    for tier in model.tiers:
-        blocks = [sequence.fetched_blocks.get(tier.name, 0) for sequence in expected.sequences]
-        assert list(result.fetched_blocks[tier.name]) == blocks
-        fetched[tier.name] = sum(blocks)
-    return fetched
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_fetches_from_cache_tiers_are_those_of_single_steps(seed: int) -> None:
-    rng = random.Random(seed)
-    fetched: Counter[str] = Counter()
-    for _ in range(10):
-        plans = [
-            (
-                rng.choice((0, 0, 1, 2, 7)),
-                tuple(rng.choice((0, 0, 0, 1, 2)) for _ in range(rng.randint(1, 7))),
-                rng.randint(1, BLOCK),
-                rng.randint(1, 9),
-            )
-            for _ in range(60)
-        ]
-        fetched += compare(
-            plans,
-            [rng.randrange(6) for _ in plans],
-            rng.randint(1, 3),
-            blocks=rng.randint(10, 16),
-            chunk_tokens=rng.choice((3, 8, 16)),
-            max_running=rng.choice((2, 256)),
-            kv_bytes_per_token=1024,
-            tiers=tuple(random_tier(rng, name) for name in ("first", "second")),
-        )
-
-    assert fetched["first"] > 0
-    assert fetched["second"] > 0
-
-
-def random_tier(rng: random.Random, name: str) -> TierConfig:
-    """A tier of 1 to 30 blocks, from which a block takes 1/1024 to 1/192 s; its prefill takes 1/256 s."""
-    latency_s = rng.choice((0.0, 1 / 1024, 1 / 512, 1 / 128))
-    bytes_per_s = 2.0**20 * rng.choice((0.75, 1.5, 2, 4))
-    return TierConfig(name, rng.randint(1, 30), latency_s, bytes_per_s, shared=rng.random() < 0.5)
 
 
 def replayed(rows: list[Row], replicas: int = 1, **options: object) -> dict[str, Any]:
@@ -166,11 +122,16 @@ def test_replicas_fetch_each_other_s_blocks_from_a_shared_tier(*, shared: bool, 
     assert found["hit_tokens"]["cpu"] == hits
 
 
-def test_cache_tiers_are_modelled_only_for_engines_that_reserve_the_output() -> None:
-    (lower,) = build_lower_tiers([EngineConfig(10, tiers=(CPU,))])
+def test_a_request_that_shares_blocks_with_one_that_fetches_them_waits_for_the_same_fetch() -> None:
+    """A fetch of 0.2 + 3 * 0.1 s begins at 20 s; then 1 + 4 tokens are prefilled in one step of 0.5 s."""
+    second = Row(10.0, 21, 1, (5, 6, 7, 8, 9, 10))  # takes all blocks
+    sharing = Row(20.1, 12, 1, (1, 2, 3))  # computes its last block
+    columns = columns_of([FIRST, second, replace(FIRST, at_s=20.0), sharing])
+    config = FastEngineConfig(6, BLOCK, prefill_rate=10.0, step_s=0.0, kv_bytes_per_token=1, tiers=(CPU,))
+    result = replay(Forest(columns), [config], ScriptedPlacer([0] * 4))
 
-    with pytest.raises(ValueError, match="reserve_output"):
-        Engine(EngineConfig(10), lower)
+    assert list(result.cached_tokens) == [0, 0, 12, 8]
+    assert list(result.ttft_s)[2:] == pytest.approx([0.5 + 0.5, 0.4 + 0.5])
 
 
 def test_a_trace_with_a_request_that_no_cache_can_hold_is_rejected_before_it_is_replayed() -> None:

@@ -18,7 +18,6 @@ from typing import Protocol, TypeVar
 
 from routing.simulation.blocks import BlockKey, BlockPool
 from routing.simulation.engine import Engine, EngineConfig, Sequence, Step
-from routing.simulation.tiers import build_lower_tiers
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class _Fleet:
     def __init__(self, engines: SequenceOf[Engine]) -> None:
         self.steps: dict[int, Step] = {}  # by engine
         self._engines = engines
-        self._ends: list[tuple[float, int]] = []  # heap of (end of a step, or of a fetch while idle; engine)
+        self._ends: list[tuple[float, int]] = []  # heap of (end of a step, engine)
 
     def plan_step(self, index: int, now_s: float, until_s: float) -> None:
         """Plan the next step of an engine."""
@@ -90,18 +89,13 @@ class _Fleet:
         step = engine.plan_step(now_s, until_s)
         if step is not None:
             self.steps[index] = step
-        end_s = engine.wake_s if step is None else step.end_s
-        if end_s < math.inf:
-            heapq.heappush(self._ends, (end_s, index))
+            heapq.heappush(self._ends, (step.end_s, index))
 
     def advance(self, until_s: float) -> None:
         """Take every step that ends by ``until_s``."""
         while self._ends and self._ends[0][0] <= until_s:
             end_s, index = heapq.heappop(self._ends)
-            if index in self.steps and self.steps[index].end_s != end_s:
-                continue  # the end of a fetch during which a step began
-            if (step := self.steps.pop(index, None)) is not None:
-                self._engines[index].finish(step)
+            self._engines[index].finish(self.steps.pop(index))
             self.plan_step(index, end_s, until_s)
 
 
@@ -119,7 +113,7 @@ def replay(
     earlier sequences and the time.
     """
     rows, result = list(requests), Replay()
-    engines = [Engine(config, tiers) for tiers in build_lower_tiers([config] * replicas)]
+    engines = [Engine(config) for _ in range(replicas)]
     fleet = _Fleet(engines)
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         now_s = row.at_s / time_scale

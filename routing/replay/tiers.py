@@ -19,7 +19,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
-from typing import Protocol
 
 KV_BYTES_PER_TOKEN = 327_680  # a model of 70B parameters: 2 * 80 layers * 8 KV heads * 128 * 2 bytes
 GPU = "gpu"  # name of the GPU cache among the tiers
@@ -34,30 +33,6 @@ class TierConfig:
     latency_s: float  # of each fetch
     bytes_per_s: float  # between the tier and one replica
     shared: bool = False  # one cache for all replicas, otherwise one for each
-
-
-class TieredConfig(Protocol):
-    """The part of an engine's configuration that tiers depend on."""
-
-    @property
-    def tiers(self) -> tuple[TierConfig, ...]:
-        """Tiers below the GPU cache, fastest first."""
-        ...
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Size of the KV cache of a token."""
-        ...
-
-    @property
-    def block_tokens(self) -> int:
-        """Tokens of a block."""
-        ...
-
-    @property
-    def prefill_rate(self) -> float:
-        """Tokens/s."""
-        ...
 
 
 class TierCache:
@@ -90,10 +65,10 @@ class Fetch:
 class LowerTiers:
     """The tiers below one replica's GPU cache, and the replica's links to them."""
 
-    def __init__(self, caches: Sequence[TierCache], config: TieredConfig) -> None:
+    def __init__(self, caches: Sequence[TierCache], block_bytes: int, block_prefill_s: float) -> None:
         self._caches = caches
-        self._block_bytes = config.kv_bytes_per_token * config.block_tokens
-        self._block_prefill_s = config.block_tokens / config.prefill_rate
+        self._block_bytes = block_bytes
+        self._block_prefill_s = block_prefill_s
         self._link_free_s = [0.0] * len(caches)  # end of the last transfer from each tier
 
     def fetch(self, keys: Sequence[object], now_s: float) -> Fetch:
@@ -124,17 +99,3 @@ class LowerTiers:
 
     def _first_tier_with(self, key: object) -> int | None:
         return next((number for number, cache in enumerate(self._caches) if key in cache), None)
-
-
-def build_lower_tiers(configs: Sequence[TieredConfig]) -> list[LowerTiers | None]:
-    """The tiers of each replica, None for a replica without tiers. Equal shared tiers are one cache."""
-    shared: dict[TierConfig, TierCache] = {}
-    return [
-        LowerTiers(
-            [shared.setdefault(tier, TierCache(tier)) if tier.shared else TierCache(tier) for tier in config.tiers],
-            config,
-        )
-        if config.tiers
-        else None
-        for config in configs
-    ]
