@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -96,21 +96,9 @@ def parse_settings(argv: Sequence[str]) -> ReplicaSettings:
         caches_prefixes=not arguments.no_enable_prefix_caching,
         block_sample_ratio=arguments.kv_cache_metrics_sample if arguments.kv_cache_metrics else 0.0,
     )
-    return ReplicaSettings(
-        host=arguments.host,
-        port=arguments.port,
-        model=arguments.model,
-        engine=engine,
-        seed=arguments.seed,
-        api_key=arguments.api_key,
-        max_queued_requests=arguments.max_num_queued_reqs,
-        kv_events=_kv_events(parser, arguments.kv_events_config),
-        auto_tools=arguments.enable_auto_tool_choice,
-        task=Task(arguments.task),
-        role=None if arguments.role is None else Role(arguments.role),
-        kv_transfer_rate=arguments.kv_transfer_rate,
-        kv_load_failure_policy=LoadFailurePolicy(arguments.kv_load_failure_policy),
-    )
+    names = {field.name for field in fields(ReplicaSettings)} - {"engine", "kv_events"}
+    own: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    return ReplicaSettings(engine=engine, kv_events=_kv_events(parser, arguments.kv_events_config), **own)
 
 
 def _kv_events(parser: argparse.ArgumentParser, text: str | None) -> KvEventsConfig | None:
@@ -140,18 +128,28 @@ def _parser() -> argparse.ArgumentParser:
     add("--chunk", type=int, default=2048, help="prefill tokens per step, at most (default %(default)s)")
     add("--max-running", type=int, default=256, help="sequences in one step (default %(default)s)")
     add("--max-model-len", type=int, help="tokens of prompt and output (default: the KV cache's size, up to 131072)")
-    add("--max-num-queued-reqs", type=int, help="503 above this many running and waiting requests (default: no limit)")
+    add(
+        "--max-num-queued-reqs",
+        type=int,
+        dest="max_queued_requests",
+        help="503 above this many running and waiting requests (default: no limit)",
+    )
     add("--kv-cache-metrics", action="store_true", help="report how long sampled KV blocks live")
     add("--kv-cache-metrics-sample", type=float, default=0.01, help="share of the blocks (default %(default)s)")
     add("--no-enable-prefix-caching", action="store_true", help="reuse no KV blocks")
     add("--kv-events-config", help="JSON, as of vLLM: publish KV events (needs pyzmq)")
     add("--api-key", help="require this bearer token under /v1")
-    add("--enable-auto-tool-choice", action="store_true", help="accept tool_choice auto, and generate text")
-    add("--task", choices=[str(task) for task in Task], default="generate", help="endpoints (default %(default)s)")
-    add("--role", choices=[str(role) for role in Role], help="transfer KV blocks as vLLM with NixlConnector")
+    add(
+        "--enable-auto-tool-choice",
+        action="store_true",
+        dest="auto_tools",
+        help="accept tool_choice auto, and generate text",
+    )
+    add("--task", type=Task, choices=list(Task), default=Task.GENERATE, help="endpoints (default %(default)s)")
+    add("--role", type=Role, choices=list(Role), help="transfer KV blocks as vLLM with NixlConnector")
     add("--kv-transfer-rate", type=float, default=200_000.0, help="tokens/s (default %(default)s)")
-    policies = [str(policy) for policy in LoadFailurePolicy]
-    add("--kv-load-failure-policy", choices=policies, default="recompute", help="as of vLLM (default %(default)s)")
+    policies = list(LoadFailurePolicy)
+    add("--kv-load-failure-policy", type=LoadFailurePolicy, choices=policies, default=policies[0], help="as of vLLM")
     add("--seed", type=int, default=0, help="seed of the generated pseudo-words (default %(default)s)")
     return parser
 

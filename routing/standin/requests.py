@@ -132,17 +132,17 @@ class GenerationRequest:
     is_chat: bool
     model: str
     prompts: list[bytes]  # their tokens' ids; a completion may have several
-    n: int  # choices for each prompt
-    max_tokens: int | None  # as in the request
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    stops: tuple[str, ...]
-    salt: str
-    ignore_eos: bool
-    min_tokens: int
-    logprobs: bool
-    return_token_ids: bool
+    n: int = 1  # choices for each prompt
+    max_tokens: int | None = None  # as in the request
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    stops: tuple[str, ...] = ()
+    salt: str = ""
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logprobs: bool = False
+    return_token_ids: bool = False
     reads_cache: bool = True
     call: ToolCall | None = None  # the tool that the output calls; None: the output is text
     transfer: dict[str, Any] = field(default_factory=dict)  # ``kv_transfer_params``

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -41,7 +41,7 @@ def ok(value: object) -> web.Response:
     return json_response(msgspec.json.encode(value))
 
 
-async def read_json(request: web.Request) -> dict[str, object]:
+async def read_json(request: web.Request) -> dict[str, Any]:
     """The request's body, a JSON object; ApiError otherwise."""
     return decode_body(await request.read(), request.headers.get("Content-Type", ""))
 
@@ -160,29 +160,26 @@ class Api(NamedTuple):
 
 
 CRASHED = "EngineCore encountered an issue."
+_NONE: Mapping[str, Any] = {}
 
 
 class CompletionFormat:
-    """The events of a chat or completion, prepared so that a token costs one join."""
+    """The events of a chat or completion."""
 
     def __init__(self, generation: Generation, response_id: str) -> None:
         request = generation.request
         self._generation = generation
         self._call = request.call
-        self._response_id = response_id
         self._is_chat = request.is_chat
         kind = "chat.completion.chunk" if request.is_chat else "text_completion"
-        model = _encode(request.model).decode()
-        quoted_id = _encode(response_id).decode()
-        created = int(time.time())
-        self._head = f'data: {{"id":{quoted_id},"object":"{kind}","created":{created},"model":{model},"choices":['
-        self._before = '"delta":{"content":' if request.is_chat else '"text":'
-        self._after = '},"logprobs":null' if request.is_chat else ',"logprobs":null'
-        if request.call is not None:
-            self._before = '"delta":{"tool_calls":[{"index":0,"function":{"arguments":'
-            self._after = '}}]},"logprobs":null'
-        null_stop = "" if request.is_chat else ',"stop_reason":null,"prompt_token_ids":null'
-        self._middle = f'{self._after},"finish_reason":null{null_stop},"token_ids":null}}]'
+        self._head: dict[str, Any] = {
+            "id": response_id,
+            "object": kind,
+            "created": int(time.time()),
+            "model": request.model,
+        }
+        rest = {"token_ids": None}
+        self._details = rest if request.is_chat else {"stop_reason": None, "prompt_token_ids": None} | rest
 
     def created(self) -> list[bytes]:
         """This API has no events before the first token."""
@@ -190,56 +187,75 @@ class CompletionFormat:
 
     def start(self) -> list[bytes]:
         """Chat's first event of each choice, and the beginning of its call."""
-        indexes = range(len(self._generation.choices))
-        events = [self._role(index) for index in indexes] if self._is_chat else []
-        return events if self._call is None else events + [self._opening(self._call, index) for index in indexes]
+        if not self._is_chat:
+            return []
+        role, last = {"delta": {"role": "assistant", "content": ""}}, {"prompt_token_ids": None, "prompt_text": None}
+        choices = self._generation.choices
+        events = [self._event(choice, role, 0, last=last) for choice in choices]
+        if self._call is not None:
+            function = {"name": self._call.name, "arguments": self._call.opening}
+            for choice in choices:
+                call = {"id": call_id(self._head["id"], choice.index), "type": "function", "index": 0}
+                delta = {"delta": {"tool_calls": [call | {"function": function}]}}
+                events.append(self._event(choice, delta, 0, details=self._details))
+        return events
 
-    def _opening(self, call: ToolCall, index: int) -> bytes:
-        function = {"name": call.name, "arguments": call.opening}
-        started = {"id": call_id(self._response_id, index), "type": "function", "index": 0, "function": function}
-        delta = _encode({"tool_calls": [started]}).decode()
-        end = ',"logprobs":null,"finish_reason":null,"token_ids":null}]'
-        return f'{self._head}{{"index":{index},"delta":{delta}{end}{self._running_usage(0)}}}\n\n'.encode()
+    def token(self, choice: Choice, number: int) -> bytes:
+        """The event of token ``number`` (from 0), not the last."""
+        return self._event(choice, self._content(choice.pieces[number]), number + 1, details=self._details)
+
+    def last(self, choice: Choice, text: str) -> bytes:
+        """The event that ends a choice, with its last text (empty after an abort)."""
+        details = {
+            "finish_reason": finish_reason_of(choice, self._call),
+            "stop_reason": choice.stop_reason,
+            **({} if self._is_chat else {"prompt_token_ids": None}),
+            "token_ids": None,
+        }
+        mark = {} if self._generation.request.include_usage else {"system_fingerprint": FINGERPRINT}
+        text += "" if self._call is None else self._call.closing
+        return self._event(choice, self._content(text), choice.generated, details=details, last=mark)
 
     def close(self) -> list[bytes]:
         """The usage, if the request includes it, and [DONE]."""
-        return [self._usage(), DONE] if self._generation.request.include_usage else [DONE]
+        if not self._generation.request.include_usage:
+            return [DONE]
+        total = usage(self._generation, is_stream=True)
+        return [_event(self._head | {"choices": [], "usage": total, "system_fingerprint": FINGERPRINT}), DONE]
 
     def failure(self) -> list[bytes]:
         """An error event and [DONE]."""
         return [b"data: " + error_body(500, "InternalServerError", CRASHED) + b"\n\n", DONE]
 
-    def _role(self, index: int) -> bytes:
-        delta = f'{{"index":{index},"delta":{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}]'
-        return f'{self._head}{delta}{self._running_usage(0)},"prompt_token_ids":null,"prompt_text":null}}\n\n'.encode()
+    def _content(self, text: str) -> dict[str, Any]:
+        if self._call is not None:
+            return {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}}
+        return {"delta": {"content": text}} if self._is_chat else {"text": text}
 
-    def token(self, choice: Choice, number: int) -> bytes:
-        """The event of token ``number`` (from 0), not the last. The text of a token needs no JSON escapes."""
-        text = f'{{"index":{choice.index},{self._before}"{choice.pieces[number]}"{self._middle}'
-        return f"{self._head}{text}{self._running_usage(number + 1)}}}\n\n".encode()
+    def _event(
+        self,
+        choice: Choice,
+        content: dict[str, Any],
+        completion: int,
+        *,
+        details: Mapping[str, Any] = _NONE,
+        last: Mapping[str, Any] = _NONE,
+    ) -> bytes:
+        """An event of one choice after ``completion`` of its tokens."""
+        part = {"index": choice.index, **content, "logprobs": None, "finish_reason": None, **details}
+        return _event({**self._head, "choices": [part], **self._running_usage(completion), **last})
 
-    def last(self, choice: Choice, text: str) -> bytes:
-        """The event that ends a choice, with its last text (empty after an abort)."""
-        stop = _encode(choice.stop_reason).decode()
-        ids = "" if self._is_chat else ',"prompt_token_ids":null'
-        reason = finish_reason_of(choice, self._call)
-        end = f'{self._after},"finish_reason":"{reason}","stop_reason":{stop}{ids},"token_ids":null}}]'
-        mark = "" if self._generation.request.include_usage else f',"system_fingerprint":"{FINGERPRINT}"'
-        quoted = f'"{text}"' if self._call is None else _encode(text + self._call.closing).decode()
-        body = f'{self._head}{{"index":{choice.index},{self._before}{quoted}{end}'
-        return f"{body}{self._running_usage(choice.generated)}{mark}}}\n\n".encode()
-
-    def _usage(self) -> bytes:
-        total = _encode(usage(self._generation, is_stream=True)).decode()
-        return f'{self._head}],"usage":{total},"system_fingerprint":"{FINGERPRINT}"}}\n\n'.encode()
-
-    def _running_usage(self, completion: int) -> str:
+    def _running_usage(self, completion: int) -> dict[str, Any]:
         """``continuous_usage_stats``: usage of the choice so far, without details."""
         if not self._generation.request.continuous_usage:
-            return ""
+            return {}
         prompt = self._generation.prompt_tokens
-        counts = f'"prompt_tokens":{prompt},"total_tokens":{prompt + completion},"completion_tokens":{completion}'
-        return f',"usage":{{{counts},"completion_tokens_details":null}}'
+        counts = {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
+        return {"usage": {**counts, "completion_tokens_details": None}}
+
+
+def _event(document: dict[str, Any]) -> bytes:
+    return b"data: %b\n\n" % _encode(document)
 
 
 class EventStream:

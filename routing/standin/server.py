@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import uvloop
@@ -105,27 +106,25 @@ def _is_authorized(request: web.Request) -> bool:
 
 async def chat(request: web.Request) -> web.StreamResponse:
     """``POST /v1/chat/completions``."""
-    replica = request.app[replica_key]
-    settings = replica.settings
-    checked = read_chat(await read_json(request), settings.model, settings.engine.max_model_len, settings.auto_tools)
-    return await _transfer_and_generate(request, checked, CHAT)
+    return await _transfer_and_generate(request, _read_chat(request, await read_json(request)), CHAT)
 
 
 async def completion(request: web.Request) -> web.StreamResponse:
     """``POST /v1/completions``."""
-    replica = request.app[replica_key]
-    settings = replica.settings
+    settings = request.app[replica_key].settings
     checked = read_completion(await read_json(request), settings.model, settings.engine.max_model_len)
     return await _transfer_and_generate(request, checked, COMPLETION)
 
 
 async def messages(request: web.Request) -> web.StreamResponse:
     """``POST /v1/messages``."""
-    replica = request.app[replica_key]
-    settings = replica.settings
     body = anthropic.chat_body(await read_json(request))
-    checked = read_chat(body, settings.model, settings.engine.max_model_len, settings.auto_tools)
-    return await _generate(request, replica.generate(checked), anthropic.MESSAGES)
+    return await _generate(request, _read_chat(request, body), anthropic.MESSAGES)
+
+
+def _read_chat(request: web.Request, body: dict[str, Any]) -> GenerationRequest:
+    settings = request.app[replica_key].settings
+    return read_chat(body, settings.model, settings.engine.max_model_len, settings.auto_tools)
 
 
 async def count_message_tokens(request: web.Request) -> web.Response:
@@ -138,12 +137,10 @@ async def count_message_tokens(request: web.Request) -> web.Response:
 
 async def create_response(request: web.Request) -> web.StreamResponse:
     """``POST /v1/responses``."""
-    replica, store = request.app[replica_key], request.app[store_key]
-    settings = replica.settings
-    body = await read_json(request)
-    chat = responses_api.chat_body(body, store)
-    checked = read_chat(chat, settings.model, settings.engine.max_model_len, settings.auto_tools)
-    return await _generate(request, replica.generate(checked), responses_api.api_of(body, chat["messages"], store))
+    store, body = request.app[store_key], await read_json(request)
+    converted = responses_api.chat_body(body, store)
+    api = responses_api.api_of(body, converted["messages"], store)
+    return await _generate(request, _read_chat(request, converted), api)
 
 
 async def stored_response(request: web.Request) -> web.Response:
@@ -162,7 +159,7 @@ async def _transfer_and_generate(request: web.Request, checked: GenerationReques
     replica = request.app[replica_key]
     connector = replica.transfers
     if connector is None or not checked.transfer:
-        return await _generate(request, replica.generate(checked), api)
+        return await _generate(request, checked, api)
     try:
         checked.external_tokens = await connector.fetch(checked.transfer, count_tokens(checked.prompts[0]))
     except ApiError as error:
@@ -170,7 +167,7 @@ async def _transfer_and_generate(request: web.Request, checked: GenerationReques
             raise
         events = b"data: " + error.body() + b"\n\n" + DONE  # vLLM has sent the headers before
         return web.Response(body=events, headers={"Content-Type": "text/event-stream; charset=utf-8"})
-    return await _generate(request, replica.generate(checked), api)
+    return await _generate(request, checked, api)
 
 
 def _keep_blocks(request: web.Request, generation: Generation) -> None:
@@ -184,8 +181,9 @@ def _keep_blocks(request: web.Request, generation: Generation) -> None:
     generation.transfer_params = connector.keep(tokens, block_tokens, (host, port))
 
 
-async def _generate(request: web.Request, generation: Generation, api: Api) -> web.StreamResponse:
+async def _generate(request: web.Request, checked: GenerationRequest, api: Api) -> web.StreamResponse:
     replica = request.app[replica_key]
+    generation = replica.generate(checked)
     response_id = f"{api.id_prefix}-{request.headers.get('X-Request-Id') or secrets.token_hex(8)}"
     replica.in_flight += 1
     try:
@@ -240,20 +238,10 @@ async def models(request: web.Request) -> web.Response:
     """``GET /v1/models``."""
     settings = request.app[replica_key].settings
     created = int(time.time())
-    permission = {
-        "id": f"modelperm-{secrets.token_hex(8)}",
-        "object": "model_permission",
-        "created": created,
-        "allow_create_engine": False,
-        "allow_sampling": True,
-        "allow_logprobs": True,
-        "allow_search_indices": False,
-        "allow_view": True,
-        "allow_fine_tuning": False,
-        "organization": "*",
-        "group": None,
-        "is_blocking": False,
-    }
+    allowed = dict.fromkeys(("allow_sampling", "allow_logprobs", "allow_view"), True)
+    allowed |= dict.fromkeys(("allow_create_engine", "allow_search_indices", "allow_fine_tuning", "is_blocking"), False)
+    head = {"id": f"modelperm-{secrets.token_hex(8)}", "object": "model_permission", "created": created}
+    permission = head | allowed | {"organization": "*", "group": None}
     model = {
         "id": settings.model,
         "object": "model",

@@ -13,7 +13,8 @@ import gzip
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Protocol, cast
 
@@ -113,22 +114,24 @@ class TraceRequest:
 
 
 def read_trace(path: Path) -> list[TraceRequest]:
-    """A whole trace; requests with the same timestamp are spread over the time to the next. TraceError, OSError."""
-    with _open_trace(path) as file:
-        return spread(parse_lines(file, str(path)))
+    """A whole trace, as ``read_columns``."""
+    return requests_of(read_columns(path))
 
 
-def parse_lines(lines: Iterable[bytes], name: str) -> Iterator[TraceRequest]:
-    """Validate and read lines; blank lines are skipped."""
-    for line in _validated_lines(lines, name):
-        yield TraceRequest(line.timestamp / 1000, line.input_length, max(1, line.output_length), tuple(line.hash_ids))
+def requests_of(columns: Columns) -> list[TraceRequest]:
+    """The requests of a trace with blocks of 512 tokens."""
+    rows = zip(columns.at_s, columns.prompt_tokens, columns.output_tokens, pairwise(columns.starts), strict=True)
+    return [
+        TraceRequest(at_s, prompt_tokens, output_tokens, tuple(columns.ids[start:end]))
+        for at_s, prompt_tokens, output_tokens, (start, end) in rows
+    ]
 
 
 def read_columns(path: Path) -> Columns:
-    """``read_trace`` into columns, for traces of millions of requests. TraceError, OSError."""
+    """A whole trace; requests with the same timestamp are spread over the time to the next. TraceError, OSError."""
     columns = Columns(BLOCK_TOKENS)
     append = columns.append
-    with _open_trace(path) as file:
+    with cast("BinaryIO", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb") as file:
         for line in _validated_lines(file, str(path)):
             try:
                 append(line.timestamp / 1000, line.input_length, max(1, line.output_length), line.hash_ids)
@@ -138,14 +141,8 @@ def read_columns(path: Path) -> Columns:
     return columns
 
 
-def spread(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
-    """Spread requests with the same timestamp evenly over the time to the next; the last ones over the previous gap."""
-    rows = list(requests)
-    return [replace(row, at_s=at_s) for row, at_s in zip(rows, spread_stamps([row.at_s for row in rows]), strict=True)]
-
-
 def spread_stamps(stamps: Sequence[float]) -> Iterator[float]:
-    """``spread``, but of a list of timestamps in ascending order."""
+    """Ascending times, of which equal ones are spread over the time to the next; the last over the previous gap."""
     gap_s, at, end = 0.0, 0, len(stamps)
     while at < end:
         stamp, after = stamps[at], at + 1
@@ -158,34 +155,24 @@ def spread_stamps(stamps: Sequence[float]) -> Iterator[float]:
         at = after
 
 
-def _open_trace(path: Path) -> BinaryIO:
-    return cast("BinaryIO", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
-
-
 def _validated_lines(lines: Iterable[bytes], name: str) -> Iterator[Line]:
-    """Validated lines, without blank ones; TraceError names the first invalid line."""
+    """Validated lines, without blank ones; TraceError names the first invalid line, or a truncated gzip file."""
     decode = msgspec.json.Decoder(Line).decode
     previous = 0.0
-    for number, text in enumerate(_read(lines, name), start=1):
-        if not text.strip():
-            continue
-        try:
-            line = decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise TraceError(f"{name}, line {number}: {error}") from None
-        blocks = -(-line.input_length // BLOCK_TOKENS)
-        if len(line.hash_ids) != blocks:
-            ids = len(line.hash_ids)
-            raise TraceError(f"{name}, line {number}: {ids} hash_ids for {blocks} blocks of {BLOCK_TOKENS} tokens")
-        if line.timestamp < previous:
-            raise TraceError(f"{name}, line {number}: the timestamp is before that of the previous line")
-        previous = line.timestamp
-        yield line
-
-
-def _read(lines: Iterable[bytes], name: str) -> Iterator[bytes]:
-    """The lines of a file; TraceError for a truncated gzip file."""
     try:
-        yield from lines
+        for number, text in enumerate(lines, start=1):
+            if not text.strip():
+                continue
+            try:
+                line = decode(text)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise TraceError(f"{name}, line {number}: {error}") from None
+            blocks, ids = -(-line.input_length // BLOCK_TOKENS), len(line.hash_ids)
+            if ids != blocks:
+                raise TraceError(f"{name}, line {number}: {ids} hash_ids for {blocks} blocks of {BLOCK_TOKENS} tokens")
+            if line.timestamp < previous:
+                raise TraceError(f"{name}, line {number}: the timestamp is before that of the previous line")
+            previous = line.timestamp
+            yield line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(f"{name}: truncated or corrupt gzip file: {error}") from None

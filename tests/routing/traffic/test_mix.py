@@ -29,7 +29,7 @@ from routing.traffic.mix import (
     passage,
     trace_messages,
 )
-from routing.traffic.trace import BLOCK_TOKENS, Job, TraceError, TraceRequest, parse_lines, read_trace, spread
+from routing.traffic.trace import BLOCK_TOKENS, Job, TraceError, TraceRequest, read_trace, spread_stamps
 from tests.routing.simulation.stepwise import replay
 
 WORDS = PseudoWords(0)
@@ -242,26 +242,23 @@ def line(at_ms: int, tokens: int = 600, ids: list[int] | None = None, **fields: 
     return json.dumps({**row, **fields}).encode()
 
 
-def test_a_row_is_read_with_its_time_in_seconds_and_its_full_blocks_as_keys() -> None:
-    (request,) = parse_lines([line(1500)], "t")
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_rows_are_read_with_their_times_in_seconds_and_their_full_blocks_as_keys(tmp_path: Path, name: str) -> None:
+    text = b"\n".join([line(1500), line(2500), b""])
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+    first, second = read_trace(tmp_path / name)
 
-    assert (request.at_s, request.prompt_tokens, request.output_tokens) == (1.5, 600, 5)
-    assert request.hash_ids == (0, 1)
-    assert request.keys == (0,)
-
-
-def test_plain_and_gzipped_files_give_the_same_requests(tmp_path: Path) -> None:
-    text = b"\n".join([line(0), line(1000), b""])
-    (tmp_path / "a.jsonl").write_bytes(text)
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text))
-
-    assert read_trace(tmp_path / "a.jsonl") == read_trace(tmp_path / "a.jsonl.gz")
+    assert (first.at_s, first.prompt_tokens, first.output_tokens, second.at_s) == (1.5, 600, 5, 2.5)
+    assert (first.hash_ids, first.keys) == ((0, 1), (0,))
 
 
-def test_requests_with_one_timestamp_are_spread_over_the_gap_to_the_next() -> None:
-    requests = spread(parse_lines([line(0), line(0), line(0), line(3000), line(3000)], "t"))
-
-    assert [request.at_s for request in requests] == [0.0, 1.0, 2.0, 3.0, 4.5]
+@pytest.mark.parametrize(
+    ("stamps", "expected"), [([0, 0, 0, 3, 3], [0.0, 1.0, 2.0, 3.0, 4.5]), ([], []), ([7.0], [7.0])]
+)
+def test_requests_with_one_timestamp_are_spread_over_the_gap_to_the_next(
+    stamps: list[float], expected: list[float]
+) -> None:
+    assert list(spread_stamps(stamps)) == expected
 
 
 @pytest.mark.parametrize(
@@ -275,11 +272,7 @@ def test_requests_with_one_timestamp_are_spread_over_the_gap_to_the_next() -> No
         (line(10), "t, line 2: the timestamp is before that of the previous line"),
     ],
 )
-def test_an_invalid_line_is_named_in_the_error(invalid: bytes, message: str) -> None:
+def test_an_invalid_line_is_named_in_the_error(tmp_path: Path, invalid: bytes, message: str) -> None:
+    (tmp_path / "t").write_bytes(line(20) + b"\n" + invalid)
     with pytest.raises(TraceError, match=message.replace("`", ".")):
-        list(parse_lines([line(20), invalid], "t"))
-
-
-def test_spreading_keeps_an_empty_or_single_request_trace() -> None:
-    assert spread([]) == []
-    assert spread([TraceRequest(7.0, 1, 1, (0,))]) == [TraceRequest(7.0, 1, 1, (0,))]
+        read_trace(tmp_path / "t")
