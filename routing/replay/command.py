@@ -7,8 +7,8 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,13 +35,15 @@ def main(argv: Sequence[str]) -> int:
     """Simulate and print the results; exit status 2 with one line on standard error for invalid input."""
     options = _parser().parse_args(argv)
     show_line = _progress_line()
+    gc.disable()  # a replay creates no reference cycles, and the collector slows it
     try:
-        with _without_gc():
-            reports = _simulate(options, show_line)
+        reports = _simulate(options, show_line)
     except (UsageError, TraceError, ForestError, RequestTooLargeError, UnsupportedInTracesError) as error:
         show_line("")
         sys.stderr.write(f"simulate: {error}\n")
         return 2
+    finally:
+        gc.enable()
     show_line("")
     if options.json:
         rows = list(reports.values())
@@ -49,18 +51,6 @@ def main(argv: Sequence[str]) -> int:
     else:
         sys.stdout.write("\n".join(table(reports)) + "\n")
     return 0
-
-
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    """Switch the cyclic garbage collector off: a replay creates no reference cycles, and the collector slows it."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _simulate(options: argparse.Namespace, show_line: Callable[[str], None]) -> dict[str, dict[str, Any]]:
@@ -158,58 +148,32 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m routing simulate",
         description="Replay a trace over modelled replicas, placed by the router's own strategies.",
     )
-    add = parser.add_argument
+    add, count = parser.add_argument, _integer(10**9)
     add("--trace", type=Path, required=True, metavar="FILE", help="Mooncake's format, .jsonl or .jsonl.gz")
     add("--policy", type=Path, required=True, action="append", metavar="FILE",
         help='JSON: {"strategy": NAME, ...its settings}; repeat the option for one row per policy')  # fmt: skip
-    add("--replicas", type=_positive_integer, required=True, metavar="N")
-    add(
-        "--blocks",
-        type=_positive_integer,
-        required=True,
-        metavar="C",
-        help="blocks of 512 tokens in each replica's cache",
-    )
-    add(
-        "--time-scale",
-        type=_positive_number,
-        default=1.0,
-        metavar="S",
-        help="speed: 2 replays twice as fast (default %(default)s)",
-    )
-    add("--prefill-rate", type=_positive_number, default=8000.0, metavar="R", help="tokens/s (default %(default)s)")
-    add("--step-s", type=_non_negative_number, default=0.010, help="seconds that any step takes (default %(default)s)")
-    add(
-        "--decode-s",
-        type=_non_negative_number,
-        default=0.0002,
-        help="additional seconds per decoding sequence (default %(default)s)",
-    )
-    add("--chunk", type=_positive_integer, default=2048, help="prefill tokens in one step (default %(default)s)")
-    add("--max-running", type=_positive_integer, default=256, help="sequences in one step (default %(default)s)")
-    add(
-        "--tier",
-        type=_tier,
-        action="append",
-        default=[],
-        metavar="NAME:BLOCKS[:LATENCY_MS:GB_PER_S]",
+    add("--replicas", type=count, required=True, metavar="N")
+    add("--blocks", type=count, required=True, metavar="C", help="blocks of 512 tokens in each replica's cache")
+    for name, kind, default, text in (
+        ("--time-scale", _positive_number, 1.0, "speed: 2 replays twice as fast"),
+        ("--prefill-rate", _positive_number, 8000.0, "tokens/s"),
+        ("--step-s", _number, 0.010, "seconds that any step takes"),
+        ("--decode-s", _number, 0.0002, "additional seconds per decoding sequence"),
+        ("--chunk", count, 2048, "prefill tokens in one step"),
+        ("--max-running", count, 256, "sequences in one step"),
+        ("--kv-bytes-per-token", count, KV_BYTES_PER_TOKEN,
+         "size of the KV cache of a token, for --tier: 70B parameters, 8 KV heads, 16 bits"),
+        ("--routers", _integer(MAX_ROUTERS), 1, f"routers that share the requests, 1 to {MAX_ROUTERS}"),
+    ):  # fmt: skip
+        add(name, type=kind, default=default, metavar="N", help=f"{text} (default %(default)s)")
+    add("--tier", type=_tier, action="append", default=[], metavar="NAME:BLOCKS[:LATENCY_MS:GB_PER_S]",
         help="a cache tier below the GPU cache, fastest first: cpu (per replica) or remote (shared by all replicas); "
-        "default latency and bandwidth: cpu 10 ms and 25 GB/s, remote 25 ms and 10 GB/s",
-    )
-    add(
-        "--kv-bytes-per-token",
-        type=_positive_integer,
-        default=KV_BYTES_PER_TOKEN,
-        metavar="B",
-        help="size of the KV cache of a token, for --tier (default %(default)s: 70B parameters, 8 KV heads, 16 bits)",
-    )
-    add("--routers", type=_number_of_routers, default=1, metavar="N",
-        help="routers that share the requests, 1 to 64 (default %(default)s)")  # fmt: skip
+        "default latency and bandwidth: cpu 10 ms and 25 GB/s, remote 25 ms and 10 GB/s")  # fmt: skip
     add("--sharing", choices=[sharing.value for sharing in Sharing], default="none",
         help="what routers learn of each other's requests (default %(default)s)")  # fmt: skip
     add("--arrivals", choices=[arrivals.value for arrivals in Arrivals], default="random",
         help="router that a request arrives at (default %(default)s); worst: one that knows least of it")  # fmt: skip
-    add("--delay-ms", type=_non_negative_number, metavar="MS",
+    add("--delay-ms", type=_number, metavar="MS",
         help="until all routers know what is shared (default: 0 with events, 50 with state)")  # fmt: skip
     add("--json", action="store_true", help="print one JSON object; for several policies, a list")
     return parser
@@ -227,38 +191,31 @@ def _tier(text: str) -> TierConfig:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not NAME:BLOCKS or NAME:BLOCKS:LATENCY_MS:GB_PER_S, with the name cpu or remote"
         )
-    tier = replace(TIERS[name], blocks=_positive_integer(numbers[0]))
+    tier = replace(TIERS[name], blocks=_integer(10**9)(numbers[0]))
     if len(numbers) == 1:
         return tier
-    return replace(
-        tier, latency_s=_non_negative_number(numbers[1]) / 1e3, bytes_per_s=_positive_number(numbers[2]) * 1e9
-    )
+    return replace(tier, latency_s=_number(numbers[1]) / 1e3, bytes_per_s=_positive_number(numbers[2]) * 1e9)
 
 
-def _positive_integer(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:12]) <= 10**9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 1000000000")
-    return int(text)
+def _integer(most: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not 1 <= int(text[:12]) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {most}")
+        return int(text)
 
-
-def _number_of_routers(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:12]) <= MAX_ROUTERS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {MAX_ROUTERS}")
-    return int(text)
+    return read
 
 
 def _positive_number(text: str) -> float:
-    value = _non_negative_number(text)
+    value = _number(text)
     if not value:
         raise argparse.ArgumentTypeError("expected a number above 0")
     return value
 
 
-def _non_negative_number(text: str) -> float:
-    try:
+def _number(text: str) -> float:
+    with suppress(ValueError):
         value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1e9")
-    return value
+        if 0 <= value <= 1e9:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1e9")

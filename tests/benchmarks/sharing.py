@@ -42,10 +42,9 @@ from routing.sharing.exchange import Exchange
 from routing.sharing.transports import ServerTransport
 from routing.sharing.view import PERIOD_S
 from routing.traffic.client import ChatClient, ChatResult, total
-from routing.traffic.columns import Columns
 from routing.traffic.mix import TraceWorkload
 from routing.traffic.player import PlayConfig, Player
-from routing.traffic.trace import TraceRequest
+from routing.traffic.trace import requests_of
 from routing.types import BLOCK_BYTES, TargetId
 from tests.benchmarks.builds import compiled_environment
 from tests.benchmarks.kv_events import BODY_BYTES, SESSIONS, Traffic, cpu_ns, serve
@@ -129,7 +128,7 @@ async def measure(url: str, options: argparse.Namespace, routers: int, sharing: 
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
             client = cast("ChatClient", RandomRouters(http, proxies))
             player = Player(client, PlayConfig(time_scale=scale, in_flight=100_000))
-            await player.play(TraceWorkload(_requests(columns), loop=False))
+            await player.play(TraceWorkload(requests_of(columns), loop=False))
     played = total(player.totals)
     figures = played.report()
     return Row(
@@ -139,14 +138,6 @@ async def measure(url: str, options: argparse.Namespace, routers: int, sharing: 
         predicted["ttft_s"]["mean"],
         predicted["token_hit_rate"],
     )
-
-
-def _requests(columns: Columns) -> list[TraceRequest]:
-    rows = zip(columns.at_s, columns.prompt_tokens, columns.output_tokens, columns.starts, strict=False)
-    return [
-        TraceRequest(at_s, tokens, output, tuple(columns.ids[start : columns.starts[number + 1]]))
-        for number, (at_s, tokens, output, start) in enumerate(rows)
-    ]
 
 
 @contextmanager
