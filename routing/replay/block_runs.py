@@ -13,8 +13,8 @@ The cached blocks of a run are therefore its first ones, and a lookup ends at th
 other prompt can match (a run of a single prompt, generated blocks) also form one segment. A request's last block is
 never full, because its last token's KV is not computed, so it caches nothing and goes to the head of the queue; such
 blocks and unused ones are only counted. When a prompt recomputes a cached last block, that run has two segments;
-lookups find the older one until it is evicted. ``tests/routing/replay/test_run_cache.py`` compares this cache with the
-one of single blocks.
+lookups find the older one until it is evicted. ``tests/routing/replay/test_fast_engine.py`` compares the hits of this
+cache with those of one of single blocks.
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ EXCLUDED = [
         "proxy/test_floods",
         "proxy/test_tls",
         "replay/test_routers",
-        "replay/test_run_cache",
     )
 ]
 ONLY_COMPILED = "TEST_ONLY_COMPILED"  # environment variable of `make test`: these tests skip the plain router

@@ -1,4 +1,4 @@
-"""Chains of blocks as runs."""
+"""Chains of blocks as runs, and the pool of runs; ``test_fast_engine.py`` compares it with one of single blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 
-from routing.replay.block_runs import Forest, ForestError, Run
+from routing.replay.block_runs import Forest, ForestError, Run, RunPool, shared_path
 from tests.routing.replay.prompts import BLOCK, Plan, Row, columns_of, plans, rows_of
 
 
@@ -54,3 +54,25 @@ def test_an_id_that_follows_different_blocks_is_rejected() -> None:
 
     with pytest.raises(ForestError, match="block id 2 "):
         Forest(columns_of(rows))
+
+
+def test_eviction_shortens_a_run_from_its_tail() -> None:
+    rows = [Row(0.0, 9, 1, (1, 2, 3)), Row(1.0, 9, 1, (1, 2, 4)), Row(2.0, 5, 1, (9, 10))]
+    forest = Forest(columns_of(rows))
+    pool = RunPool(4)
+    path = shared_path(forest.last_runs[0])
+    first = pool.admit(path, 3, prompt_runs=len(path), recompute=False)
+    assert first is not None
+    pool.release(first[1])
+    assert pool.cached(shared_path(forest.last_runs[0])[0]) == 2
+
+    path = shared_path(forest.last_runs[2])
+    pool.admit(path, 3, prompt_runs=len(path), recompute=False)
+
+    assert pool.cached(shared_path(forest.last_runs[0])[0]) == 1
+    assert pool.evicted == 1
+
+
+def test_a_pool_has_at_least_one_block() -> None:
+    with pytest.raises(ValueError, match="at least one block"):
+        RunPool(0)

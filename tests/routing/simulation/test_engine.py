@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routing.simulation.engine import Engine, EngineConfig, Sequence, State
-from tests.routing.simulation.stepwise import Replay, TimedPrompt, replay
 
 FAST = EngineConfig(blocks=100, block_tokens=16, prefill_rate=1000.0, step_s=0.01, decode_s=0.001, chunk_tokens=64)
 
@@ -266,57 +264,3 @@ def check_invariants(model: Engine) -> None:
     assert {block for each in model.running for block in each.blocks} == {i for i, n in enumerate(pool._refs) if n}
     assert statistics.prompt_tokens <= statistics.queries >= statistics.hits
     assert statistics.generation_tokens == statistics.time_to_first_token.count + statistics.inter_token.count
-
-
-# --- replays in virtual time (stepwise.py) ---
-
-CONFIG = EngineConfig(blocks=40, block_tokens=4, prefill_rate=1000.0, step_s=0.01, decode_s=0.001, chunk_tokens=32)
-
-
-def test_a_single_request_waits_for_its_own_prefill_only() -> None:
-    result = replay([TimedPrompt(5.0, 20, 3)], CONFIG, 2, lambda _request, _engines: 1)
-    assert result.ttft_s() == pytest.approx([0.01 + 20 / 1000])
-    assert result.sequences[0].finished_s == pytest.approx(5.0 + 0.03 + 2 * 0.011)
-
-
-def test_a_placement_sees_the_state_of_the_engines_at_the_arrival_and_time_may_be_scaled() -> None:
-    outstanding: list[int] = []
-
-    def choose(_request: TimedPrompt, engines: SequenceOf[Engine]) -> int:
-        outstanding.append(engines[0].outstanding)
-        return 0
-
-    requests = [TimedPrompt(0.0, 20, 3), TimedPrompt(0.001, 20, 3), TimedPrompt(9.0, 20, 3)]
-    result = replay(requests, CONFIG, 1, choose, time_scale=2.0)
-    assert outstanding == [0, 1, 0]
-    assert result.sequences[2].arrived_s == 4.5
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    plans=st.lists(
-        st.tuples(st.floats(0, 0.2), st.integers(1, 50), st.integers(1, 20), st.integers(0, 3)),
-        min_size=1,
-        max_size=20,
-    ),
-    replicas=st.integers(1, 3),
-)
-def test_a_replay_serves_every_request_and_is_deterministic(
-    plans: list[tuple[float, int, int, int]], replicas: int
-) -> None:
-    at_s, requests = 0.0, []
-    for gap_s, prompt, output, prefix in plans:
-        at_s += gap_s
-        keys = tuple(prefix * 100 + index for index in range(prompt // 4))
-        requests.append(TimedPrompt(at_s, prompt, output, keys))
-
-    def play() -> Replay:
-        turn = count()
-        return replay(requests, CONFIG, replicas, lambda _request, engines: next(turn) % len(engines))
-
-    first, second = play(), play()
-    assert [each.finished_s for each in first.sequences] == [each.finished_s for each in second.sequences]
-    for ended, request in zip(first.sequences, requests, strict=True):
-        assert ended.generated_tokens == request.output_tokens
-        assert ended.first_token_s is not None
-        assert ended.first_token_s - request.at_s >= CONFIG.step_s
