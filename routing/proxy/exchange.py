@@ -170,7 +170,7 @@ class Exchange:
     def start(self) -> None:
         """Place and send the request, answer it from its task group's response cache, or reject it."""
         caches = self._services.response_caches
-        if caches is not None and (lookup := caches.recall(self._request, self.on_cache_result)) is not None:
+        if caches is not None and (lookup := caches.lookup_known(self._request, self.on_cache_result)) is not None:
             self._lookup, self._pool, self._group = lookup, lookup.pool, lookup.group
             self._respond_from_cache(lookup)
             return

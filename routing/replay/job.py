@@ -103,12 +103,6 @@ def captured_columns(job: Job) -> CapturedColumns:
 
 def engine_config(model: EngineModel, block_tokens: int) -> FastEngineConfig:
     """The configuration of a modelled engine."""
-    return FastEngineConfig(
-        blocks=model.blocks,
-        block_tokens=block_tokens,
-        prefill_rate=model.prefill_rate,
-        step_s=model.step_s,
-        decode_s=model.decode_s,
-        chunk_tokens=model.chunk_tokens,
-        max_running=model.max_running,
-    )
+    options = msgspec.structs.asdict(model)
+    del options["target"]
+    return FastEngineConfig(block_tokens=block_tokens, **options)

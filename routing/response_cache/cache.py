@@ -140,7 +140,7 @@ class CacheLookup:
         else:
             self._flight = caches.flights[key.name] = Flight(key.name)
             self._is_leader = True
-            if not (caches.look_up(self) or self._look_for_similar()):
+            if not (caches.ask_store(self) or self._look_for_similar()):
                 return Progress.MISSING
         self._timer = asyncio.get_running_loop().call_later(max_wait_s, self._end_wait)
         return Progress.WAITING
@@ -306,10 +306,10 @@ class ResponseCaches:
         if self.semantic is None:
             from routing.response_cache.semantic import SemanticCaches  # noqa: PLC0415 - needs numpy
 
-            self.semantic = SemanticCaches(self._balancer, self.store, self.load)
+            self.semantic = SemanticCaches(self._balancer, self.store, self.get)
         self.semantic.configure(config)
 
-    def recall(self, request: Request, on_result: Callable[[], None]) -> CacheLookup | None:
+    def lookup_known(self, request: Request, on_result: Callable[[], None]) -> CacheLookup | None:
         """The lookup of a request whose bytes came before, if its entry is in memory; else None.
 
         Requests that may belong to a task group with a cache get a digest; large ones are never cached.
@@ -363,13 +363,13 @@ class ResponseCaches:
         if self.flights.get(flight.name) is flight:
             del self.flights[flight.name]
 
-    def look_up(self, lookup: CacheLookup) -> bool:
+    def ask_store(self, lookup: CacheLookup) -> bool:
         """Ask the store for a lookup's entry; the lookup hears of the result later. False without a store."""
         key, store = lookup.key, self.store
         return (
             key is not None
             and store is not None
-            and store.look_up(key.name, self._cipher, partial(self._on_stored_entry, lookup, key.name))
+            and store.ask(key.name, self._cipher, partial(self._on_stored_entry, lookup, key.name))
         )
 
     def _on_stored_entry(self, lookup: CacheLookup, name: str, entry: Entry | None) -> None:
@@ -377,7 +377,7 @@ class ResponseCaches:
             self.memory.put(name, entry, monotonic())
         lookup.on_entry(entry)
 
-    async def load(self, name: str) -> Entry | None:
+    async def get(self, name: str) -> Entry | None:
         """An entry from memory, else from the store; the caller checks its expiry."""
         entry = self.memory.get(name, monotonic())
         return entry if entry is not None or self.store is None else await self.store.get(name, self._cipher)

@@ -54,7 +54,7 @@ MAX_TASKS: Final = 64  # at the same time; further requests are not compared
 
 logger = logging.getLogger(__name__)
 
-Load = Callable[[str], Awaitable["Entry | None"]]
+Get = Callable[[str], Awaitable["Entry | None"]]
 
 
 class Similar(NamedTuple):
@@ -202,7 +202,7 @@ class SemanticLookup:
                 break
             if name == self._key:
                 continue
-            entry = await self._caches.load(name)
+            entry = await self._caches.get(name)
             if entry is not None and time() < entry.expires_s:
                 return Similar(entry, name, similarity)
             index.remove(name)
@@ -210,10 +210,10 @@ class SemanticLookup:
 
 
 class SemanticCaches:
-    """The semantic caches of all task groups of one router process. ``load``: an entry of the exact cache."""
+    """The semantic caches of all task groups of one router process. ``get``: an entry of the exact cache."""
 
-    def __init__(self, balancer: Balancer, store: Store | None, load: Load) -> None:
-        self.load = load
+    def __init__(self, balancer: Balancer, store: Store | None, get: Get) -> None:
+        self.get = get
         self.random: Random = SystemRandom()  # draws checks
         self._balancer = balancer
         self._store = store

@@ -105,11 +105,11 @@ class Store:
     async def get(self, name: str, cipher: AESGCM) -> Entry | None:
         """The entry with a name; None if there is none, or if the server does not respond within ``LOOKUP_S``."""
         found: asyncio.Future[Entry | None] = asyncio.get_running_loop().create_future()
-        if not self.look_up(name, cipher, partial(_resolve, found)):
+        if not self.ask(name, cipher, partial(_resolve, found)):
             return None
         return await found
 
-    def look_up(self, name: str, cipher: AESGCM, on_entry: Callable[[Entry | None], None]) -> bool:
+    def ask(self, name: str, cipher: AESGCM, on_entry: Callable[[Entry | None], None]) -> bool:
         """Call ``on_entry`` later with the result of ``get``; False if the server is not asked now."""
         if not self._pause.may_ask(monotonic()):
             return False

@@ -3,7 +3,7 @@
 Theory of operation. At most one step is in progress. When it ends, the timer takes its tokens, calls the listeners and
 plans the next step from the moment the last one *should* have ended: a late timer (a busy core) does not slow the
 modelled engine, it catches up, unless the timer is so late that the whole machine must have been suspended. While the
-engine is paused (asleep or hung), no step begins or ends and the gauges keep their values.
+engine is paused (hung), no step begins or ends and the gauges keep their values.
 """
 
 from __future__ import annotations

@@ -300,7 +300,6 @@ class Replica:
             None if settings.role is None else Transfers(settings.kv_transfer_rate, settings.kv_load_failure_policy)
         )
         self.in_flight = 0  # HTTP requests for a generation
-        self.is_asleep = False
         self.fault: Fault = NoFault()
         self._words = PseudoWords(settings.seed)
         self._started_s = time.time()
@@ -333,17 +332,7 @@ class Replica:
         """Replace the active fault."""
         self.fault = fault
         self.engine.slowdown = fault.factor if isinstance(fault, Slow) else 1.0
-        self._pause_or_resume()
-
-    def set_asleep(self, asleep: bool) -> None:
-        """Pause the engine and empty its cache, as vLLM does without its sleep mode; or resume it."""
-        self.is_asleep = asleep
-        self._pause_or_resume()
-        if asleep:
-            self.engine.clear_cache()
-
-    def _pause_or_resume(self) -> None:
-        should_pause = self.is_asleep or isinstance(self.fault, Hang)
+        should_pause = isinstance(fault, Hang)
         if should_pause and not self.runtime.is_paused:
             self.runtime.pause()
         elif not should_pause and self.runtime.is_paused:

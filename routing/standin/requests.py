@@ -31,7 +31,6 @@ TOKEN_BYTES = 4  # of an id, and of a token's text at most
 VOCABULARY = 1 << 32
 MAX_N = 128
 _MARKERS: Final = {b"<|im_start|>": b"\xff\xff\xff\x01", b"<|im_end|>": b"\xff\xff\xff\x02"}  # 0xFF is in no UTF-8 text
-_MARKER_TEXTS: Final = {packed: marker for marker, packed in _MARKERS.items()}
 _tokens: Final = re.compile(
     rb"<\|im_start\|>|<\|im_end\|>| [A-Za-z]{1,3}|[A-Za-z]{1,4}|[\xc0-\xf7][\x80-\xbf]{1,3}|[\x00-\xff]"
 ).findall
@@ -43,12 +42,6 @@ _tokens: Final = re.compile(
 def encode(text: bytes) -> bytes:
     """The prompt of a rendered text: the ids of its tokens, 4 bytes each."""
     return b"".join([_MARKERS.get(token) or token.ljust(TOKEN_BYTES, b"\0") for token in _tokens(text)])
-
-
-def decode(prompt: bytes) -> list[bytes]:
-    """The texts of a prompt's tokens."""
-    packed = [prompt[at : at + TOKEN_BYTES] for at in range(0, len(prompt), TOKEN_BYTES)]
-    return [_MARKER_TEXTS.get(token) or token.rstrip(b"\0") or b"\0" for token in packed]
 
 
 def count_tokens(prompt: bytes) -> int:

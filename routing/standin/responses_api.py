@@ -48,11 +48,6 @@ class ResponseStore:
             raise ApiError(404, "invalid_request_error", message, "response_id")
         return response
 
-    def cancel(self, response_id: str) -> None:
-        """Always an ApiError: the stand-in generates no responses in the background."""
-        self.find(response_id)
-        raise ApiError(400, "invalid_request_error", "Cannot cancel a synchronous response.", "response_id")
-
 
 def chat_body(body: dict[str, Any], store: ResponseStore) -> dict[str, Any]:
     """The chat completion request that a Responses request is converted to, with the conversation before it."""

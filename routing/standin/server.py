@@ -30,9 +30,7 @@ from routing.standin.requests import (
     GenerationRequest,
     check_model,
     count_tokens,
-    decode,
     encode,
-    prompt_of_ids,
     read_chat,
     read_completion,
     read_messages,
@@ -146,12 +144,6 @@ async def create_response(request: web.Request) -> web.StreamResponse:
 async def stored_response(request: web.Request) -> web.Response:
     """``GET /v1/responses/{id}``."""
     return ok(request.app[store_key].find(request.match_info["id"]).document)
-
-
-async def cancel_response(request: web.Request) -> web.Response:
-    """``POST /v1/responses/{id}/cancel``."""
-    request.app[store_key].cancel(request.match_info["id"])
-    return web.Response()
 
 
 async def _transfer_and_generate(request: web.Request, checked: GenerationRequest, api: Api) -> web.StreamResponse:
@@ -270,25 +262,14 @@ async def tokenize(request: web.Request) -> web.Response:
     else:
         text = str(body.get("prompt") or "").encode(errors="replace")
     prompt = encode(text)
-    with_texts = body.get("return_token_strs")
     return ok(
         {
             "count": count_tokens(prompt),
             "max_model_len": settings.engine.max_model_len,
             "tokens": token_ids(prompt),
-            "token_strs": [token.decode(errors="replace") for token in decode(prompt)] if with_texts else None,
+            "token_strs": None,
         }
     )
-
-
-async def detokenize(request: web.Request) -> web.Response:
-    """``POST /detokenize``."""
-    body = await read_json(request)
-    check_model(body, request.app[replica_key].settings.model)
-    tokens = body.get("tokens")
-    if not isinstance(tokens, list) or not all(type(token) is int and 0 <= token < 1 << 32 for token in tokens):
-        raise bad_request("tokens must be a list of token ids", "tokens")
-    return ok({"prompt": b"".join(decode(prompt_of_ids(tokens))).decode(errors="replace")})
 
 
 async def release_blocks(request: web.Request) -> web.Response:
@@ -306,26 +287,6 @@ async def release_blocks(request: web.Request) -> web.Response:
 async def reset_prefix_cache(request: web.Request) -> web.Response:
     """``POST /reset_prefix_cache``: empty the cache, unless requests are running."""
     return ok({"success": request.app[replica_key].engine.clear_cache()})
-
-
-async def sleep(request: web.Request) -> web.Response:
-    """``POST /sleep?level=1``."""
-    level = request.query.get("level", "1")
-    if level not in {"0", "1", "2"}:
-        raise bad_request("level must be 0, 1 or 2", "level")
-    request.app[replica_key].set_asleep(True)
-    return ok({"status": "sleeping", "level": int(level)})
-
-
-async def wake_up(request: web.Request) -> web.Response:
-    """``POST /wake_up``."""
-    request.app[replica_key].set_asleep(False)
-    return ok({"status": "awake", "tags": None})
-
-
-async def is_sleeping(request: web.Request) -> web.Response:
-    """``GET /is_sleeping``."""
-    return ok({"is_sleeping": request.app[replica_key].is_asleep})
 
 
 async def kv_event_sources(request: web.Request) -> web.Response:
@@ -368,17 +329,16 @@ def make_app(settings: ReplicaSettings) -> web.Application:
         app.add_routes(pooling.routes(settings.task))
     gets = {
         "/health": health, "/ping": health, "/version": version, "/load": load, "/v1/models": models,
-        "/metrics": metrics, "/is_sleeping": is_sleeping, "/standin/fault": get_fault,
+        "/metrics": metrics, "/standin/fault": get_fault,
         "/kv_event_sources": kv_event_sources, f"{responses_api.PATH}/{{id}}": stored_response,
     }  # fmt: skip
     generation = {
         "/v1/chat/completions": chat, "/v1/completions": completion, anthropic.PATH: messages,
         f"{anthropic.PATH}/count_tokens": count_message_tokens, responses_api.PATH: create_response,
-        f"{responses_api.PATH}/{{id}}/cancel": cancel_response,
     }  # fmt: skip
     posts = {
-        **(generation if settings.task is Task.GENERATE else {}), "/tokenize": tokenize, "/detokenize": detokenize,
-        "/reset_prefix_cache": reset_prefix_cache, "/sleep": sleep, "/wake_up": wake_up, "/standin/fault": set_fault,
+        **(generation if settings.task is Task.GENERATE else {}), "/tokenize": tokenize,
+        "/reset_prefix_cache": reset_prefix_cache, "/standin/fault": set_fault,
         transfers.PATH: release_blocks,
     }  # fmt: skip
     app.add_routes([web.get(path, handler, allow_head=False) for path, handler in gets.items()])

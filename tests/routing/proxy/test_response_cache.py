@@ -615,7 +615,7 @@ async def test_an_entry_that_was_read_from_the_store_during_a_purge_does_not_sta
         caches.memory.clear()
         store, may_return, is_read = caches.store, asyncio.Event(), asyncio.Event()
         assert store is not None
-        look_up = store.look_up
+        look_up = store.ask
 
         async def return_later(on_entry: Callable[[Entry | None], None], entry: Entry | None) -> None:
             is_read.set()
@@ -626,7 +626,7 @@ async def test_an_entry_that_was_read_from_the_store_during_a_purge_does_not_sta
             tasks = []
             return look_up(name, cipher, lambda entry: tasks.append(asyncio.create_task(return_later(on_entry, entry))))
 
-        store.look_up = slow_look_up  # type: ignore[method-assign]
+        store.ask = slow_look_up  # type: ignore[method-assign]
         early = asyncio.create_task(send(harness, GREEDY))
         await is_read.wait()
         await purge(harness)

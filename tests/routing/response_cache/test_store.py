@@ -121,7 +121,7 @@ async def test_entries_are_written_and_read_as_the_user_and_in_the_database_of_t
 async def test_a_user_who_is_rejected_gets_nothing_and_the_store_is_left_alone(user):
     async with opened(user.replace(quote(PASSWORD, safe=""), "wrong")) as store:
         found = [await store.get("entry-1", CIPHER) for _ in range(FAILURES)]
-        is_up, asked = store.is_up, store.look_up("entry-1", CIPHER, found.append)
+        is_up, asked = store.is_up, store.ask("entry-1", CIPHER, found.append)
 
     assert found == [None] * FAILURES
     assert (is_up, asked, store.errors["lookup"]) == (False, False, FAILURES)

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from routing.standin.errors import ApiError
-from routing.standin.responses_api import MAX_STORED, ResponseStore, StoredResponse
 from tests.routing.standin.replica_process import ReplicaProcess, Response, replica_process
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
@@ -92,24 +90,10 @@ def ask_response(replica: ReplicaProcess, text: Any = "Say something.", **fields
     return replica.send("POST", RESPONSES_PATH, {name: value for name, value in body.items() if value is not None})
 
 
-def test_a_stored_response_can_be_read_and_not_cancelled(replica: ReplicaProcess) -> None:
-    made = ask_response(replica).json
-    path = f"{RESPONSES_PATH}/{made['id']}"
-
-    assert replica.send("GET", path).json == made
-    cancelled = replica.send("POST", f"{path}/cancel")
-    assert (cancelled.status, cancelled.json["error"]["param"]) == (400, "response_id")
-    assert replica.send("DELETE", path).status == 405
-
-
 def test_a_response_that_is_not_stored_is_not_found(replica: ReplicaProcess) -> None:
     response_id = ask_response(replica, store=False).json["id"]
-    for method, path in (
-        ("GET", f"{RESPONSES_PATH}/{response_id}"),
-        ("POST", f"{RESPONSES_PATH}/{response_id}/cancel"),
-    ):
-        found = replica.send(method, path)
-        assert (found.status, found.json["error"]["type"]) == (404, "invalid_request_error")
+    found = replica.send("GET", f"{RESPONSES_PATH}/{response_id}")
+    assert (found.status, found.json["error"]["type"]) == (404, "invalid_request_error")
     assert ask_response(replica, previous_response_id=response_id).status == 404
 
 
@@ -164,16 +148,6 @@ def test_invalid_responses_are_rejected(replica: ReplicaProcess, fields: dict[st
     response = replica.send("POST", RESPONSES_PATH, {name: value for name, value in body.items() if value is not None})
 
     assert (response.status, response.json["error"]["code"]) == (status, status)
-
-
-def test_the_latest_responses_are_kept() -> None:
-    store = ResponseStore()
-    for number in range(MAX_STORED + 1):
-        store.add(StoredResponse({"id": f"resp_{number}"}, []))
-
-    with pytest.raises(ApiError, match="not found"):
-        store.find("resp_0")
-    assert store.find(f"resp_{MAX_STORED}").document == {"id": f"resp_{MAX_STORED}"}
 
 
 # --- Calls of tools in the three chat APIs of the stand-in replica, whole and streamed ---

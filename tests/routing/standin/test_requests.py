@@ -15,7 +15,6 @@ from routing.standin.requests import (
     PseudoWords,
     block_keys,
     count_tokens,
-    decode,
     encode,
     prompt_of_ids,
     read_chat,
@@ -73,10 +72,9 @@ def test_bytes_per_token_depend_on_the_text(text: str, minimum: float, maximum: 
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
-def test_tokens_and_ids_of_a_prompt_decode_to_its_text(text: str) -> None:
+def test_the_ids_of_a_prompts_tokens_are_the_same_prompt(text: str) -> None:
     prompt = encode(text.encode())
 
-    assert b"".join(decode(prompt)).decode() == text
     assert prompt_of_ids(token_ids(prompt)) == prompt
     assert len(token_ids(prompt)) == count_tokens(prompt)
 

@@ -60,10 +60,8 @@ def test_tokenize_and_usage_count_the_same_tokens(replica: ReplicaProcess) -> No
     messages = [{"role": "system", "content": "short"}, {"role": "user", "content": "grüße, 世界"}]
     counted = replica.send("POST", "/tokenize", {"messages": messages}).json
     usage = replica.send("POST", "/v1/chat/completions", {"messages": messages, "max_tokens": 1}).json["usage"]
-    text = replica.send("POST", "/detokenize", {"tokens": counted["tokens"]}).json["prompt"]
 
     assert counted["count"] == len(counted["tokens"]) == usage["prompt_tokens"]
-    assert "grüße, 世界" in text
 
 
 def test_token_ids_and_text_share_blocks(replica: ReplicaProcess) -> None:
@@ -289,14 +287,6 @@ def test_an_unreadable_body_is_a_400(replica: ReplicaProcess, odd: bytes) -> Non
     body = b'{"messages":[{"role":"user","content":"x"}],' + odd + b"}"
     answer = replica.send("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
     assert (answer.status, answer.json["error"]["code"]) == (400, 400)
-
-
-def test_invalid_messages_and_an_invalid_sleep_level_are_a_400(
-    replica: ReplicaProcess,
-) -> None:
-    assert replica.send("POST", "/tokenize", {"messages": [7]}).status == 400
-    assert replica.send("POST", "/sleep?level=deep").status == 400
-    assert replica.send("GET", "/is_sleeping").json == {"is_sleeping": False}
 
 
 # --- the end -----------------------------------------------------------------------------------------
