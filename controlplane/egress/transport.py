@@ -248,21 +248,15 @@ def guarded_socket(
 
     EgressDeniedError if the rules deny one of its addresses, OSError for every other failure.
     """
-    ends_at_s = time.monotonic() + timeout_s
+    token = deadline.set(time.monotonic() + timeout_s)
     try:
-        addresses = check_addresses(host, resolve_in_thread(resolver, host, port).result(timeout_s), rules, port)
-    except FutureTimeoutError:
-        raise TimeoutError("resolving took too long") from None
-    except UnicodeError:
-        raise OSError("the host cannot be resolved") from None
-    except EgressDeniedError:
-        raise
+        stream = GuardedBackend(rules, resolver).connect_tcp(host, port)
+    except httpcore.TimeoutException as error:
+        raise TimeoutError(str(error)) from None
     except httpcore.ConnectError as error:
         raise OSError(str(error)) from None
-    failure = OSError("the host has no address")
-    for address in addresses:
-        try:
-            return socket.create_connection((address, port), max(ends_at_s - time.monotonic(), 0.01))
-        except OSError as error:
-            failure = error
-    raise failure
+    finally:
+        deadline.reset(token)
+    connection: socket.socket = stream.get_extra_info("socket")
+    connection.settimeout(timeout_s)
+    return connection
