@@ -338,8 +338,6 @@ class Use:
 class ServedPrompt:
     """A prompt with a complete response: what the engine reported of it."""
 
-    __slots__ = ("cached_tokens", "chain", "generated_tokens", "prompt_tokens", "sent_s", "tokens_per_block")
-
     def __init__(
         self,
         chain: Chain,

@@ -37,8 +37,6 @@ REQUEST_TOKENS: Final = 80  # work of a running request besides its prompt: a st
 class Choice:
     """The target of a request, and why it was chosen."""
 
-    __slots__ = ("common_hits", "hit_tokens", "reason", "skipped", "target", "unrecorded_hit_tokens")
-
     def __init__(
         self,
         target: TargetId,
@@ -83,16 +81,6 @@ EXCESS_TOKENS: Final = 600.0  # tokens to prefill, 0.075 s at 8,000 a second, fo
 
 class RecentShares:
     """Shares of recent requests. The total is recomputed once in as many changes as there are replicas."""
-
-    __slots__ = (
-        "_fair_requests",
-        "_mask_without_excess",
-        "_members",
-        "_position",
-        "_request_weight",
-        "_tracker",
-        "_weight",
-    )
 
     def __init__(self, members: Sequence[Candidate], tracker: LoadTracker) -> None:
         self._members = members

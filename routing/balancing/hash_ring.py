@@ -37,8 +37,6 @@ _RING_SIZE: Final = 1 << _POSITION_BITS
 class HashRing(Generic[NameT]):
     """A ring of replicas, by name and weight (relative capacity, > 0)."""
 
-    __slots__ = ("_names", "points")
-
     def __init__(self, weights: Mapping[NameT, float]) -> None:
         self._names = sorted(weights)
         points = points_of(weights)

@@ -66,8 +66,6 @@ _FADE: Final = 0.5 ** (1 / HALF_LIFE)
 class PrefillRate:
     """Prefill rate of one replica; ``fleet`` is the rate of all replicas, the default."""
 
-    __slots__ = ("_faded_samples", "_fleet", "_seconds", "_tokens", "measured", "samples")
-
     def __init__(self, fleet: PrefillRate | None = None) -> None:
         self._fleet = fleet
         self.measured: float | None = None  # tokens/s by its own responses; read directly where a property is too slow
@@ -122,8 +120,6 @@ _RATIO_FADE: Final = 0.6931471805599453 / HALF_LIFE_BYTES  # ln 2
 
 class TokenRatio:
     """Tokens per byte of one model's prompts in one pool."""
-
-    __slots__ = ("_bytes", "_tokens", "block_tokens", "samples")
 
     def __init__(self) -> None:
         self.block_tokens = BLOCK_TOKENS  # for each BLOCK_BYTES
@@ -235,18 +231,6 @@ class Load:
 
 class Ticket:
     """One dispatched request's share of a replica's load."""
-
-    __slots__ = (
-        "_is_prefilled",
-        "_ratio",
-        "_residency_record",
-        "_sample_bytes",
-        "_tracker",
-        "is_plain",
-        "load",
-        "queued_tokens",
-        "running",
-    )
 
     def __init__(
         self,

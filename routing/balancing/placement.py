@@ -45,21 +45,6 @@ UNCACHED_MASK: Final = 0x5851_F42D_4C95_7F2D  # makes the key of a prompt differ
 class RequestKeys:
     """The keys of one request. Computed on first use, and cached."""
 
-    __slots__ = (
-        "_blocks",
-        "_chain",
-        "_estimate",
-        "_hasher",
-        "_request",
-        "_rule",
-        "_served",
-        "_tier1",
-        "_tier2",
-        "block_tokens",
-        "prompt_tokens",
-        "ratio",
-    )
-
     def __init__(
         self,
         request: PlacementRequest,
@@ -183,8 +168,6 @@ class RequestKeys:
 class CandidateLoads:
     """Loads of candidates at one moment; few objects, because one is made for each request."""
 
-    __slots__ = ("running", "targets", "waiting_tokens")
-
     def __init__(self, loads: list[Load]) -> None:
         self.targets = [load.target for load in loads]
         self.running = [load.running for load in loads]
@@ -204,8 +187,6 @@ class CandidateLoads:
 class CandidateCosts(CandidateLoads):
     """Loads of candidates, with the values that a strategy compares."""
 
-    __slots__ = ("estimates",)
-
     def __init__(self, loads: list[Load], estimates: list[Estimate]) -> None:
         super().__init__(loads)
         self.estimates = estimates
@@ -217,8 +198,6 @@ class CandidateCosts(CandidateLoads):
 
 class Decision:
     """Where a request goes, and everything that explains why."""
-
-    __slots__ = ("candidates", "choice", "keys", "matched_by", "route", "served", "target")
 
     def __init__(
         self,

@@ -172,19 +172,6 @@ def _nested_urls(value: Any) -> Iterator[Any]:
 class PlacementRequest:
     """A request to be placed."""
 
-    __slots__ = (
-        "group",
-        "is_conversation",
-        "is_plain",
-        "key",
-        "key_groups",
-        "model",
-        "pinned",
-        "prompt",
-        "session_key",
-        "tenant",
-    )
-
     def __init__(
         self,
         model: str | None,
@@ -230,8 +217,6 @@ _MAX_KEY_CHARS: Final = 256  # of a session key in a reduced body
 
 class BodyReading:
     """One request body: its prompt, and the fields that placement and caps need."""
-
-    __slots__ = ("body", "is_plain", "layout", "omits_usage", "previous_id", "prompt", "session_key")
 
     def __init__(
         self,

@@ -85,8 +85,6 @@ _FADE: Final = 0.5 ** (1 / HALF_LIFE)
 class ShareByTokens:
     """The mean share of some tokens that were cached, by their number in powers of two."""
 
-    __slots__ = ("_by_bits", "_samples", "_samples_by_bits", "_total")
-
     def __init__(self) -> None:
         self._total, self._samples = 0.0, PRIOR_SAMPLES  # sum of shares, faded, and number of samples
         self._by_bits, self._samples_by_bits = [0.0] * MAX_BITS, [0.0] * MAX_BITS
@@ -114,8 +112,6 @@ class ShareByTokens:
 
 class UnrecordedHits:
     """Shares of the unrecorded tokens that were cached, at any replica and at common replicas."""
-
-    __slots__ = ("_anywhere", "has_other_routers", "of_new", "of_recorded")
 
     def __init__(self) -> None:
         self.has_other_routers = False  # whether other routers send prompts to these replicas
@@ -152,27 +148,6 @@ MAX_SCALE: Final = 8.0  # reported / estimated tokens of the new part of a promp
 
 class SentPrompt:
     """A prompt that was sent to a replica, and what was known of it then; its response teaches the rest."""
-
-    __slots__ = (
-        "_block_tokens",
-        "_chain",
-        "_common_hits",
-        "_evicted_tokens",
-        "_hit_blocks",
-        "_hit_tokens",
-        "_is_checked",
-        "_known_blocks",
-        "_known_tokens",
-        "_prefix_used_s",
-        "_previous_tail",
-        "_previous_tail_tokens",
-        "_prompt_tokens",
-        "_replica",
-        "_residency",
-        "_sent_s",
-        "_tail",
-        "_use",
-    )
 
     def __init__(
         self,
@@ -418,19 +393,6 @@ Placed = tuple[TargetId, int, Chain]  # where a prompt was sent, estimated token
 
 class Match:
     """How much of a prompt each replica has cached, by the longest cached prefix."""
-
-    __slots__ = (
-        "_branches",
-        "_chain",
-        "_tables",
-        "branch_tokens",
-        "common_key_at",
-        "levels",
-        "reuse_ratio",
-        "surplus_tokens",
-        "tail_mask",
-        "tail_tokens",
-    )
 
     def __init__(
         self,

@@ -32,8 +32,6 @@ NO_HASH: Final = 0  # the parent of a prompt's first block
 class SavedUse:
     """One prompt of a snapshot."""
 
-    __slots__ = ("blocks", "parent", "runs", "tail_tokens", "used_at")
-
     def __init__(
         self, used_at: float, tail_tokens: int, parent: int, runs: list[tuple[int, int]], blocks: array[int]
     ) -> None:
@@ -46,8 +44,6 @@ class SavedUse:
 
 class SavedUses:
     """The prompts of one replica in one snapshot, the latest first."""
-
-    __slots__ = ("_positions", "uses")
 
     def __init__(self, uses: list[SavedUse]) -> None:
         self.uses = uses

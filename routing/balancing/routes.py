@@ -75,8 +75,6 @@ class CanaryVerdict:
 class CanaryRule:
     """Decides which requests of a pool or task group go to a policy's canary. ``tier1``: the configured boundary."""
 
-    __slots__ = ("_canary", "_excluded_by", "_hasher", "_policy", "_seed", "_share_end", "_tier1")
-
     def __init__(
         self,
         policy: PolicyConfig,

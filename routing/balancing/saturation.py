@@ -37,8 +37,6 @@ class Saturation:
     Without requests there is nothing to prefill: both are 0, whatever the rate.
     """
 
-    __slots__ = ("ratio", "tokens_per_s", "waiting_s")
-
     def __init__(self, ratio: float | None, waiting_s: float | None, tokens_per_s: float | None) -> None:
         self.ratio = ratio  # 0 to 1
         self.waiting_s = waiting_s
@@ -47,8 +45,6 @@ class Saturation:
 
 class _Side:
     """The replicas of a pool with the same role."""
-
-    __slots__ = ("_dispatched", "_history", "is_serving", "requests", "tokens", "tokens_per_s", "waiting_tokens")
 
     def __init__(self) -> None:
         self.requests = 0  # dispatched since the process started, also to replicas that have left

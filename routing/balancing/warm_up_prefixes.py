@@ -70,8 +70,6 @@ class PrefixSize(Protocol):
 class PopularPrefix:
     """How often a prefix occurs, and its warm-up prompt, once stored."""
 
-    __slots__ = ("prompt", "requests", "store_at_requests", "tokens", "weight")
-
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens  # estimated
         self.weight = 0.0

@@ -187,8 +187,6 @@ class Slowness:
 class _Peers:
     """One measure of the replicas of a pool, computed and sorted on first use."""
 
-    __slots__ = ("_ascending", "_measure", "_replicas", "_values")
-
     def __init__(self, replicas: Sequence[ReplicaId], measure: Callable[[ReplicaId], float]) -> None:
         self._replicas = replicas
         self._measure = measure

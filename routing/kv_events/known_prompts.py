@@ -43,8 +43,6 @@ NewHash = tuple[BlockHash, int]  # of a block, and the blocks of the prompt up t
 class KnownPrompt:
     """A chain of the router, and the engine's tokens for each of its blocks."""
 
-    __slots__ = ("chain", "tokens_per_block")
-
     def __init__(self, chain: Chain, tokens_per_block: float) -> None:
         self.chain = chain
         self.tokens_per_block = tokens_per_block

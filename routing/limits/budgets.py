@@ -23,8 +23,6 @@ _ROUNDING: Final = 1e-6  # of seconds and units: times are floats
 class Budget:
     """Token bucket of one API key. ``now`` is in seconds of any clock that never goes back."""
 
-    __slots__ = ("_cell", "capacity", "is_shared", "per_s")
-
     def __init__(self, per_s: float, capacity: float, now: float, cell: memoryview[float] | None = None) -> None:
         """``cell``: when the budget will be full, initially 0. Other processes may share it; None: a private one."""
         self.per_s = per_s

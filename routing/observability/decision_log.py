@@ -70,8 +70,6 @@ class LegOutcome(StrEnum):
 class PrefillRecord:
     """Whether another replica prefilled a request's prompt, in a pool whose replicas have roles."""
 
-    __slots__ = ("cached_tokens", "cause", "duration_s", "hit_tokens", "outcome", "replica", "uncached_tokens")
-
     def __init__(self, uncached_tokens: int) -> None:
         self.outcome = LegOutcome.SKIPPED
         self.replica: str | None = None  # the last one that got the prompt
@@ -393,8 +391,6 @@ class DecisionRing:
 
 class StructureSampler:
     """Chooses the requests to describe. Times are of the clock of ``Request.arrived_at``."""
-
-    __slots__ = ("_described_at", "due_at")
 
     def __init__(self) -> None:
         self.due_at = 0.0  # when the next request's group is looked up

@@ -65,8 +65,6 @@ def bucket_of(seconds: float) -> int:
 class Histogram:
     """Counts per bucket; the last one is for values above every edge."""
 
-    __slots__ = ("_counts", "_sum")
-
     def __init__(self) -> None:
         self._counts = array("Q", bytes(8 * (len(EDGES) + 1)))
         self._sum = 0.0
@@ -168,16 +166,6 @@ class Outcome(StrEnum):
 class TokenSums:
     """Token counts of the responses that report how many prompt tokens were cached."""
 
-    __slots__ = (
-        "cached",
-        "predicted",
-        "predicted_cached",
-        "predicted_prompt",
-        "predicted_responses",
-        "prompt",
-        "responses",
-    )
-
     def __init__(self) -> None:
         self.responses = self.prompt = self.cached = 0
         # Of the responses for which the strategy predicted a cache hit.
@@ -198,8 +186,6 @@ class TokenSums:
 class Series:
     """Counters of one pool, group, replica and policy revision."""
 
-    __slots__ = ("plain_latency", "requests", "streamed_latency", "tokens", "ttft", "without_details")
-
     def __init__(self) -> None:
         self.requests: dict[tuple[str, str], int] = {}  # by reason and outcome
         self.tokens: TokenSums | None = None  # None: no response has reported usage
@@ -217,8 +203,6 @@ class Series:
 
 class HistogramFamily:
     """The histograms of one metric, by label values. Revisions are ``int``, other values ``str``."""
-
-    __slots__ = ("_label_names", "name", "series", "text")
 
     def __init__(self, name: str, text: str, label_names: tuple[str, ...]) -> None:
         self.name = name
@@ -424,8 +408,6 @@ class _PoolLabels:
 
 class ConfiguredSeries:
     """The label values of one configuration. Built once, because each scrape looks up every series."""
-
-    __slots__ = ("_pools",)
 
     def __init__(self, config: RouterConfig) -> None:
         self._pools = {pool.name: _pool_labels(pool) for pool in config.pools}

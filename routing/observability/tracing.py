@@ -53,18 +53,6 @@ Attributes = dict[str, str | int | float]
 class Span:
     """A span as it is recorded; times are Unix nanoseconds."""
 
-    __slots__ = (
-        "attributes",
-        "end_ns",
-        "error",
-        "is_server",
-        "name",
-        "parent_id",
-        "span_id",
-        "start_ns",
-        "trace_id",
-    )
-
     def __init__(
         self, name: str, trace_id: int, span_id: int, parent_id: int, start_ns: int, *, is_server: bool = False
     ) -> None:
@@ -81,17 +69,6 @@ class Span:
 
 class Tracer:
     """Decides which requests are sampled, and queues their ended spans."""
-
-    __slots__ = (
-        "_clock_offset_ns",
-        "_is_parent_based",
-        "_random",
-        "_threshold",
-        "dropped",
-        "exported",
-        "failed",
-        "queue",
-    )
 
     def __init__(self, ratio: float, *, is_parent_based: bool = True, seed: int | None = None) -> None:
         """``ratio``: of the requests that are sampled, 0 to 1; of those without a parent if ``is_parent_based``."""
@@ -167,8 +144,6 @@ class Tracer:
 
 class RequestTrace:
     """The spans of one sampled request; one attempt is open at a time."""
-
-    __slots__ = ("_attempt", "_attempts", "_model", "_operation", "_path", "_server", "_tracer", "status")
 
     def __init__(self, tracer: Tracer, request: Request, trace_id: int, parent_id: int) -> None:
         head = request.head

@@ -37,8 +37,6 @@ _MAX_WEIGHT: Final = 1e100
 class Shares:
     """Shares of keys in the work of recent requests."""
 
-    __slots__ = ("_growth", "_total", "_weight", "_weights")
-
     def __init__(self, half_life: float) -> None:
         self._growth = 2.0 ** (1.0 / half_life)  # half_life in requests, > 0
         self._weight = 1.0  # of the next request

@@ -71,19 +71,6 @@ RATE_ERROR: Final = 0.02  # of a cost by measured rates: equal replicas measure 
 class CostQuery:
     """One prompt and its candidates. Made for each request that has no sole holder."""
 
-    __slots__ = (
-        "_preferred",
-        "_ring",
-        "candidates",
-        "common_bit",
-        "common_hits",
-        "expected_ratio",
-        "key",
-        "match",
-        "prompt_tokens",
-        "tie_tokens",
-    )
-
     def __init__(
         self,
         match: Match,
@@ -136,8 +123,6 @@ class CostQuery:
 
 class CostRule:
     """Chooses the least cost. Speed is the measured prefill rate if ``by_rate`` (costs in seconds), else the weight."""
-
-    __slots__ = ("_hits", "alpha", "base_price", "by_rate", "ring")
 
     def __init__(
         self, ring: HashRing[TargetId], settings: CostSettings, *, by_rate: bool, hits: UnrecordedHits | None = None
