@@ -7,7 +7,6 @@ of many short rounds, in microseconds of one core, so that other load hardly aff
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from itertools import count, cycle
 from typing import Any, cast
@@ -31,6 +30,7 @@ from routing.schema import (
     dump_snapshot,
 )
 from routing.upstream.connection import UpstreamConnection
+from tests.benchmarks.decision import timed_s
 from tests.benchmarks.load import SESSIONS, request, request_parts, trace_id
 from tests.benchmarks.mock_upstream import EVENT_CHUNK, EVENTS, PLAIN_RESPONSE, STREAM_END, STREAM_HEAD
 
@@ -149,13 +149,6 @@ def cacheable(data: bytes) -> bytes:
     lines = [line for line in head.split(b"\r\n") if not line.startswith(b"Content-Length")]
     lines += [b"X-Task-Group: cached", b"Content-Length: %d" % len(body)]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
-
-
-def timed_s(step: Callable[[], object], calls: int) -> float:
-    started = time.perf_counter()
-    for _ in range(calls):
-        step()
-    return time.perf_counter() - started
 
 
 async def started_router(settings: Settings, *groups: TaskGroupConfig) -> Router:

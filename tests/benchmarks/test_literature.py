@@ -1,18 +1,16 @@
-"""Documents have the tables and charts that ``python -m tests.benchmarks literature`` prints."""
+"""Documents have the tables that ``python -m tests.benchmarks literature`` prints."""
 
 from __future__ import annotations
 
 import re
 from functools import cache
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import pytest
 
 from tests.benchmarks import literature
 from tests.benchmarks.__main__ import main
-from tests.benchmarks.literature import CHART_FOLDER, DOCUMENTS, TABLES, rows_of
-from tests.benchmarks.literature.charts import CHARTS
+from tests.benchmarks.literature import DOCUMENTS, TABLES, rows_of
 from tests.pace import some
 
 LITERATURE, _ = DOCUMENTS
@@ -56,32 +54,19 @@ def test_a_row_of_the_document_is_what_the_command_prints(name: str, row: str) -
     assert TABLES[name].line(row) in lines_of_documents()
 
 
-def test_the_command_prints_tables_and_writes_them_and_the_charts_into_the_document(
+def test_the_command_prints_tables_and_writes_them_into_the_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = LITERATURE.read_text()
     outdated = tmp_path / "literature.md"
     outdated.write_text(document.replace("| fetch from cpu | 10.8 |", "| fetch from cpu | 99.9 |"))
     monkeypatch.setattr(literature, "DOCUMENTS", (outdated,))
-    monkeypatch.setattr(literature, "CHART_FOLDER", tmp_path)
 
     assert main(["literature", "--write", "--only", "fetch-time", "break-even"]) == 0
 
     assert outdated.read_text() == document
-    assert {chart.file for chart in CHARTS} == {path.name for path in tmp_path.glob("*.svg")}
     printed = capsys.readouterr().out
     assert all(TABLES[name].line(row) in printed for name in ("fetch-time", "break-even") for row in TABLES[name].rows)
-
-
-@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.file)
-def test_a_chart_shows_its_table(chart) -> None:
-    document, svg = LITERATURE.read_text(), (CHART_FOLDER / chart.file).read_text()
-
-    assert svg == chart.svg(rows_of(chart.table))
-    assert f"(literature/{chart.file})" in document
-    lines = ET.fromstring(svg).findall("{*}polyline")
-    assert len(lines) == len(chart.rows)
-    assert {len(line.get("points", "").split()) for line in lines} == {len(TABLES[chart.table].header) - 1}
 
 
 def test_the_document_says_how_each_table_compares_with_the_literature() -> None:

@@ -2,7 +2,7 @@
 
 Prints every table of ``docs/literature.md`` and of ``routing/replay/README.md``, from the engine model and the router's
 own strategies on seeded workloads (``workloads.py``, ``tables.py``, ``replay.py``). ``--only NAME ...`` prints some of
-them. ``--write`` replaces the tables in the documents, and the charts. The same figures on every machine.
+them. ``--write`` replaces the tables in the documents. The same figures on every machine.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.benchmarks.literature.charts import CHARTS, Rows
 from tests.benchmarks.literature.replay import REPLAY_TABLES
 from tests.benchmarks.literature.tables import LITERATURE_TABLES
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = (ROOT / "docs/literature.md", ROOT / "routing/replay/README.md")
-CHART_FOLDER = ROOT / "docs/literature"
 TABLES = {table.name: table for table in (*LITERATURE_TABLES, *REPLAY_TABLES)}
 _TABLE = r"(<!-- table {name} -->\n\n)((?:\|.*\n)*)"  # in the document
 
@@ -31,7 +29,7 @@ def main(argv: Sequence[str] = ()) -> None:
     parser.add_argument(
         "--only", nargs="+", choices=TABLES, default=list(TABLES), metavar="NAME", help=", ".join(TABLES)
     )
-    parser.add_argument("--write", action="store_true", help="update the documents and the charts")
+    parser.add_argument("--write", action="store_true", help="update the documents")
     options = parser.parse_args(argv)
     found: dict[str, list[str]] = {}
     with ProcessPoolExecutor(min(len(options.only), os.cpu_count() or 1), get_context("spawn")) as workers:
@@ -47,7 +45,7 @@ def lines_of(name: str) -> list[str]:
 
 
 def write(found: Mapping[str, Sequence[str]]) -> None:
-    """Replace tables of the documents, and their charts."""
+    """Replace tables of the documents."""
     texts = {document: document.read_text() for document in DOCUMENTS}
     for name, lines in found.items():
         table, pattern = "".join(f"{line}\n" for line in lines), _TABLE.format(name=name)
@@ -58,11 +56,9 @@ def write(found: Mapping[str, Sequence[str]]) -> None:
         texts[document] = re.sub(pattern, lambda match, table=table: match[1] + table, texts[document])
     for document, text in texts.items():
         document.write_text(text)
-    for chart in CHARTS:
-        (CHART_FOLDER / chart.file).write_text(chart.svg(rows_of(chart.table)))
 
 
-def rows_of(name: str) -> Rows:
+def rows_of(name: str) -> dict[str, list[str]]:
     """Cells of a table in its document, by the first cell of each row; the header first."""
     text = "".join(document.read_text() for document in DOCUMENTS)
     match = re.search(_TABLE.format(name=name), text)

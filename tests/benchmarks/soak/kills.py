@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 import sys
 from collections import Counter
 from pathlib import Path
 
 from routing.schema import BreakerConfig, HealthCheck, RoundRobinSettings
+from tests.benchmarks.proxy import free_port
 from tests.benchmarks.soak import victim
 from tests.benchmarks.soak.prompts import connected, request
 from tests.benchmarks.soak.stand import Named, RouterProcess, pool_of, router_process
@@ -29,7 +29,7 @@ PAUSE_S = 0.3  # maximum pause between kills: at 5 kills a second the retry budg
 class Victims:
     def __init__(self, chance: random.Random) -> None:
         self.name = "victim"
-        self.port = _free_port()
+        self.port = free_port()
         self.held = 0  # requests, of all killed processes
         self.kills = 0
         self._chance = chance
@@ -98,9 +98,3 @@ async def _send_requests(router: RouterProcess, statuses: Counter[int]) -> None:
             await asyncio.wait(tasks, timeout=90)
         if tasks:
             statuses[0] += len(tasks)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -167,7 +167,9 @@ async def test_disarmed_holders_are_removed() -> None:
     waiters[0].deadline = NEVER
     wheel.arm(waiters[1], 0.01)
     waiters[1].deadline = NEVER  # no longer waiting
-    await asyncio.sleep(3 * TICK_S)
+    wheel.arm(waiters[2], 0.01)
+    async with asyncio.timeout(15):
+        await waiters[2].passed.wait()
     assert not waiters[1].passed.is_set()
     assert len(wheel) == 0
     wheel.close()
@@ -178,7 +180,9 @@ async def test_a_deadline_may_disarm_another() -> None:
     for waiter, address_b in ((first, second), (second, first)):
         wheel.arm(waiter, 0.01)
         waiter.on_deadline = lambda waiter=waiter, address_b=address_b: (wheel.disarm(address_b), waiter.passed.set())
-    await asyncio.sleep(4 * TICK_S)
+    async with asyncio.timeout(15):
+        while len(wheel):
+            await asyncio.sleep(TICK_S)
     assert first.passed.is_set() != second.passed.is_set()
     wheel.close()
 
