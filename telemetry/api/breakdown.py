@@ -10,12 +10,14 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.api.fields import ByName
+from controlplane.api.fields import ByName, SchemaField
 from controlplane.api.views import TransactionalView
 from controlplane.models import Pool
 from telemetry.api.serializers import SeriesQuery, window_of
 from telemetry.api.viewsets import selected_pools
 from telemetry.lab.breakdown import LOSS_TEXTS, Breakdown, caveats, summary
+from telemetry.lab.cache_grid import CapacityPoint, Placements, WorkingSet
+from telemetry.lab.worth import Assessment
 from telemetry.models import CapacityCurve
 from telemetry.services.figures.engine import MAX_WINDOW_S, Reconciled, reconcile
 from telemetry.services.lab.breakdowns import Worth, breakdown_of, breakdowns_by_group, curve_of, worth_of
@@ -71,22 +73,13 @@ class BreakdownSerializer(serializers.Serializer[Any]):
     notes = serializers.ListField(child=serializers.CharField())
 
 
-class CapacityPointSerializer(serializers.Serializer[Any]):
-    """Hit rates if each replica's cache were ``multiple`` times its size."""
-
-    multiple = serializers.FloatField()
-    one = serializers.FloatField()
-    split = serializers.FloatField()
-    shared = serializers.FloatField()
-
-
 class CurveSerializer(serializers.Serializer[Any]):
     """Hit rate by cache size, from the last hour's decisions."""
 
     at = serializers.DateTimeField()
     requests = serializers.IntegerField()
     cache_tokens = serializers.IntegerField(allow_null=True)
-    points = CapacityPointSerializer(many=True)
+    points = SchemaField(list[CapacityPoint])
     reason = serializers.CharField(allow_blank=True)
 
 
@@ -108,49 +101,13 @@ class ReachableSerializer(serializers.Serializer[Any]):
         return {**super().get_fields(), "from": serializers.DateTimeField()}
 
 
-class AssessmentSerializer(serializers.Serializer[Any]):
-    """A verdict with its reason. ``needed_requests``: for a verdict, if there are too few."""
-
-    verdict = serializers.CharField(
-        allow_null=True,
-        help_text="of routing: plain_balancing, borderline or worth_it; of caches: fits_one_replica, fits_fleet or "
-        "thrashing; null: unknown",
-    )
-    summary = serializers.CharField()
-    reason = serializers.CharField()
-    advice = serializers.CharField(allow_blank=True)
-    needed_requests = serializers.IntegerField(allow_null=True)
-
-
-class PlacementsSerializer(serializers.Serializer[Any]):
-    """Hit rates of the same requests by placement, replayed from empty caches; ``standard_error``: of the difference.
-
-    ``by_prefix`` is near-optimal placement without regard to load.
-    """
-
-    requests = serializers.IntegerField()
-    round_robin = serializers.FloatField()
-    by_prefix = serializers.FloatField()
-    standard_error = serializers.FloatField()
-    newer_difference = serializers.FloatField(help_text="by_prefix - round_robin of the newer half of the requests")
-
-
-class WorkingSetSerializer(serializers.Serializer[Any]):
-    """Distinct tokens used between two uses of a prefix, for 90 % of the reused tokens, with its 95 % interval."""
-
-    tokens = serializers.FloatField()
-    low = serializers.FloatField()
-    high = serializers.FloatField()
-    requests = serializers.IntegerField()
-
-
 class WorthSerializer(serializers.Serializer[Any]):
     """Whether prefix routing is worth it for the pool, by the traffic of all its task groups."""
 
-    routing = AssessmentSerializer()
-    caches = AssessmentSerializer()
-    placements = PlacementsSerializer(allow_null=True)
-    working_set = WorkingSetSerializer(allow_null=True)
+    routing = SchemaField(Assessment)
+    caches = SchemaField(Assessment)
+    placements = SchemaField(Placements, allow_null=True)
+    working_set = SchemaField(WorkingSet, allow_null=True)
     replicas = serializers.IntegerField(help_text="caches: replicas, or their data-parallel ranks")
     replica_tokens = serializers.IntegerField(allow_null=True, help_text="cache size of each, on average")
 

@@ -16,12 +16,14 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.api.fields import ByName
+from controlplane.api.fields import ByName, SchemaField
 from controlplane.api.views import TransactionalView
 from controlplane.models import Pool
 from telemetry.api.breakdown import BreakdownQuery
+from telemetry.lab.costs import Prefill
 from telemetry.lab.scaling import Limit
-from telemetry.lab.shared_cache import Advice, tier_parameters, tiers_of
+from telemetry.lab.shared_cache import Advice, CacheTier, TierEffect, tier_parameters, tiers_of
+from telemetry.lab.sweeps import SweepPoint
 from telemetry.services.figures.kv_streams import UNKNOWN
 from telemetry.services.figures.semantic_cache import BY_SEVERITY, semantic_cache_of
 from telemetry.services.lab.costs import response_cache_figures
@@ -55,23 +57,15 @@ class CapacityQuery(BreakdownQuery):
             raise serializers.ValidationError({"to": "expected a later time"}) from None
 
 
-class PrefillSerializer(serializers.Serializer[Any]):
-    """Prefill a day; null: unknown. ``money`` is in the pool's currency."""
-
-    tokens = serializers.FloatField(allow_null=True)
-    replica_seconds = serializers.FloatField(allow_null=True)
-    money = serializers.FloatField(allow_null=True)
-
-
 class GroupSavingsSerializer(serializers.Serializer[Any]):
     """Savings of a task group; "": requests without one."""
 
     group = serializers.CharField(allow_blank=True)
     requests = serializers.IntegerField()
     prompt_tokens_per_day = serializers.FloatField()
-    saved_per_day = PrefillSerializer(help_text="delivered from caches")
-    missed_per_day = PrefillSerializer(help_text="reachable, and computed all the same")
-    computed_per_day = PrefillSerializer()
+    saved_per_day = SchemaField(Prefill, help_text="delivered from caches")
+    missed_per_day = SchemaField(Prefill, help_text="reachable, and computed all the same")
+    computed_per_day = SchemaField(Prefill)
 
 
 class SavingsSerializer(GroupSavingsSerializer):
@@ -89,20 +83,6 @@ class SavingsSerializer(GroupSavingsSerializer):
     notes = serializers.ListField(child=serializers.CharField())
 
 
-class SweepPointSerializer(serializers.Serializer[Any]):
-    """One size; ``difference`` is null for the current size."""
-
-    name = serializers.CharField()
-    replicas = serializers.IntegerField()
-    cache_tokens = serializers.IntegerField(help_text="of each replica")
-    figures = serializers.DictField(allow_null=True)
-    difference = serializers.DictField(allow_null=True)
-    verdict = serializers.CharField()
-    reason = serializers.CharField(allow_blank=True)
-    money_per_day = serializers.FloatField(allow_null=True, help_text="of all replicas")
-    prefill_s_per_day = serializers.FloatField(allow_null=True)
-
-
 class SweepSerializer(serializers.Serializer[Any]):
     """The newest capacity sweep. Without calibration there are no summaries."""
 
@@ -111,41 +91,22 @@ class SweepSerializer(serializers.Serializer[Any]):
     is_calibrated = serializers.BooleanField(allow_null=True)
     problems = serializers.ListField(child=serializers.CharField())
     requests = serializers.IntegerField(allow_null=True)
-    by_replicas = SweepPointSerializer(many=True)
-    by_cache = SweepPointSerializer(many=True)
+    by_replicas = SchemaField(list[SweepPoint])
+    by_cache = SchemaField(list[SweepPoint])
     summaries = serializers.ListField(child=serializers.CharField())
-
-
-class TierEffectSerializer(serializers.Serializer[Any]):
-    """What a tier would bring in one case; "": as given."""
-
-    case = serializers.CharField(allow_blank=True)
-    break_even_tokens = serializers.FloatField(allow_null=True, help_text="null: fetching never wins")
-    tokens_per_day = serializers.FloatField()
-    saved_s_per_day = serializers.FloatField(help_text="of replicas")
-    saved_ratio = serializers.FloatField(help_text="of the prefill time spent")
-
-
-class CacheTierSerializer(serializers.Serializer[Any]):
-    """A tier's properties."""
-
-    key = serializers.CharField()
-    name = serializers.CharField()
-    latency_s = serializers.FloatField()
-    bytes_per_s = serializers.FloatField()
 
 
 class TierAdviceSerializer(serializers.Serializer[Any]):
     """Advice on one tier; ``effect`` is null where an input is missing, see ``needs``."""
 
-    tier = CacheTierSerializer()
+    tier = SchemaField(CacheTier)
     advice = serializers.ChoiceField(choices=[str(advice) for advice in Advice])
     summary = serializers.CharField()
     break_even_tokens = serializers.FloatField(allow_null=True)
     never_wins = serializers.BooleanField()
-    effect = TierEffectSerializer(allow_null=True)
+    effect = SchemaField(TierEffect, allow_null=True)
     money_per_day = serializers.FloatField(allow_null=True)
-    cases = TierEffectSerializer(many=True, help_text="sensitivity")
+    cases = SchemaField(list[TierEffect], help_text="sensitivity")
     needs = serializers.ListField(child=serializers.CharField())
 
 
@@ -175,7 +136,7 @@ class CacheEffectSerializer(serializers.Serializer[Any]):
         allow_null=True, help_text="of those, computed without prefix caches"
     )
     generated_tokens = serializers.FloatField(allow_null=True, help_text="of the repeats")
-    prefill = PrefillSerializer(help_text="of the uncached prompt tokens, in the window")
+    prefill = SchemaField(Prefill, help_text="of the uncached prompt tokens, in the window")
 
 
 class CacheEstimateSerializer(serializers.Serializer[Any]):
@@ -284,7 +245,7 @@ class ResponseCachesResponse(serializers.Serializer[Any]):
     hit_ratio = serializers.FloatField(allow_null=True, help_text="hits / (hits + misses)")
     prompt_tokens = serializers.IntegerField(allow_null=True, help_text="of the hits")
     generated_tokens = serializers.IntegerField(allow_null=True, help_text="of the hits")
-    prefill = PrefillSerializer(help_text="of those prompt tokens: at most this was saved in the window")
+    prefill = SchemaField(Prefill, help_text="of those prompt tokens: at most this was saved in the window")
     currency = serializers.CharField(allow_null=True, allow_blank=True)
     notes = serializers.ListField(child=serializers.CharField())
     semantic = SemanticEvidenceSerializer(allow_null=True, help_text="null: no group was named, or it has none")
@@ -304,7 +265,6 @@ class ResponseCachesView(TransactionalView):
         group = None if name is None else pool.groups.filter(name=name).first()
         body = {
             **{field.name: getattr(figures, field.name) for field in fields(figures)},
-            "prefill": figures.prefill.as_json(),
             "hit_ratio": figures.hit_ratio,
             "pool": pool.name,
             "group": name,

@@ -13,10 +13,10 @@ from rest_framework.response import Response
 
 from controlplane.access.actor import visible
 from controlplane.api.auth import actor
-from controlplane.api.fields import ById, ByName
+from controlplane.api.fields import ById, ByName, SchemaField
 from controlplane.api.views import TransactionalView
 from controlplane.models import Event, Pool, Rollout
-from telemetry.services.lab.reports import DEFAULT_SPAN, report_as_json, report_of, report_windows
+from telemetry.services.lab.reports import DEFAULT_SPAN, ReportSide, report_as_json, report_of, report_windows
 
 
 class ReportQuery(serializers.Serializer[Any]):
@@ -45,27 +45,11 @@ class WindowSerializer(serializers.Serializer[Any]):
     end = serializers.DateTimeField()
 
 
-class ReportSideSerializer(serializers.Serializer[Any]):
-    """Figures of one window; null: unknown."""
-
-    requests = serializers.IntegerField(allow_null=True)
-    hit_rate = serializers.FloatField(allow_null=True)
-    reported_ratio = serializers.FloatField(allow_null=True, help_text="share of responses in the hit rate")
-    reachable = serializers.FloatField(allow_null=True)
-    ttft_p50_s = serializers.FloatField(allow_null=True)
-    ttft_p95_s = serializers.FloatField(allow_null=True)
-    timed_requests = serializers.IntegerField(help_text="that TTFT is based on")
-    failed_ratio = serializers.FloatField(allow_null=True)
-    prefill_s_per_day = serializers.FloatField(allow_null=True, help_text="of replicas")
-    money_per_day = serializers.FloatField(allow_null=True, help_text="of that prefill")
-    load_max_over_mean = serializers.FloatField(allow_null=True, help_text="requests of replicas")
-
-
 class ReportRowSerializer(serializers.Serializer[Any]):
     """Before, after, and after minus before."""
 
-    before = ReportSideSerializer()
-    after = ReportSideSerializer()
+    before = SchemaField(ReportSide)
+    after = SchemaField(ReportSide)
     difference = serializers.DictField(child=serializers.FloatField(allow_null=True))
 
 

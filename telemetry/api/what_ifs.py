@@ -14,11 +14,12 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.api.auth import signed_in_user
-from controlplane.api.fields import ByName
+from controlplane.api.fields import ByName, SchemaField
 from controlplane.api.pagination import NewestFirst, newest_first
 from controlplane.api.viewsets.base import NUMBER, BaseViewSet, ReadViewSet, validated_body
 from controlplane.models import Pool
 from telemetry.models import Prediction, PredictionState, WhatIf, WhatIfState
+from telemetry.services.lab.prediction_records import MeasuredOutcome, PredictedOutcome
 from telemetry.services.lab.sizing import create_sweep
 from telemetry.services.lab.what_ifs import cancel_what_if, create_what_if, trace_lines
 
@@ -161,30 +162,6 @@ class PredictionFilter(filters.FilterSet):
         fields = ("pool", "policy", "state", "rollout")
 
 
-class PredictedOutcomeSerializer(serializers.Serializer[Any]):
-    """What the what-if predicted of the whole pool; null: unknown."""
-
-    hit_rate = serializers.FloatField(allow_null=True)
-    ttft_p50_s = serializers.FloatField(allow_null=True)
-    ttft_p95_s = serializers.FloatField(allow_null=True)
-    difference = serializers.DictField(allow_null=True, help_text="From the active policy, with 95 % intervals.")
-    verdict = serializers.CharField()
-    is_calibrated = serializers.BooleanField()
-    requests = serializers.IntegerField()
-    traffic_until = serializers.DateTimeField()
-
-
-class MeasuredOutcomeSerializer(serializers.Serializer[Any]):
-    """What routers measured of the whole pool; null: unknown."""
-
-    requests = serializers.IntegerField()
-    hit_rate = serializers.FloatField(allow_null=True)
-    accounted_ratio = serializers.FloatField(allow_null=True, help_text="Share of responses in the hit rate.")
-    ttft_p50_s = serializers.FloatField(allow_null=True)
-    ttft_p95_s = serializers.FloatField(allow_null=True)
-    timed_requests = serializers.IntegerField(help_text="Streamed responses, which have a TTFT.")
-
-
 class PredictionSerializer(serializers.ModelSerializer[Prediction]):
     """One rollout. Errors are predicted minus measured, of TTFT relative; null while one is unknown."""
 
@@ -192,8 +169,8 @@ class PredictionSerializer(serializers.ModelSerializer[Prediction]):
     policy = serializers.CharField(source="rollout.revision.policy.name", read_only=True)
     revision = serializers.IntegerField(source="rollout.revision.number", read_only=True)
     published_at = serializers.DateTimeField(source="rollout.started_at", read_only=True)
-    predicted = PredictedOutcomeSerializer(read_only=True, allow_null=True)
-    measured = MeasuredOutcomeSerializer(read_only=True, allow_null=True)
+    predicted = SchemaField(PredictedOutcome, read_only=True, allow_null=True)
+    measured = SchemaField(MeasuredOutcome, read_only=True, allow_null=True)
     hit_rate_error = serializers.FloatField(read_only=True, allow_null=True)
     ttft_p50_error = serializers.FloatField(read_only=True, allow_null=True)
     ttft_p95_error = serializers.FloatField(read_only=True, allow_null=True)

@@ -95,12 +95,8 @@ class Prefill:
     """Prefill of some tokens a day; None: unknown."""
 
     tokens: float | None
-    seconds: float | None  # of replicas
+    replica_seconds: float | None
     money: float | None
-
-    def as_json(self) -> dict[str, float | None]:
-        """As JSON values."""
-        return {"tokens": self.tokens, "replica_seconds": self.seconds, "money": self.money}
 
 
 def prefill_of(tokens: float | None, rate: float | None, price: Price | None) -> Prefill:
@@ -114,20 +110,10 @@ class Savings:
     """Prefill a day of a pool or task group."""
 
     requests: int  # number of requests that were measured
-    prompt_tokens: float  # a day
-    saved: Prefill  # delivered from caches
-    missed: Prefill  # reachable, and computed again all the same
-    computed: Prefill  # all that was computed
-
-    def as_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "requests": self.requests,
-            "prompt_tokens_per_day": self.prompt_tokens,
-            "saved_per_day": self.saved.as_json(),
-            "missed_per_day": self.missed.as_json(),
-            "computed_per_day": self.computed.as_json(),
-        }
+    prompt_tokens_per_day: float
+    saved_per_day: Prefill  # delivered from caches
+    missed_per_day: Prefill  # reachable, and computed again all the same
+    computed_per_day: Prefill  # all that was computed
 
 
 def savings_of(breakdown: Breakdown, measured_s: float, rate: float | None, price: Price | None) -> Savings:

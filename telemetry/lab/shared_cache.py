@@ -31,7 +31,7 @@ WORTH_RATIO = 0.02  # of the prefill time spent: a smaller saving is within the 
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
+class CacheTier:
     """A cache tier: seconds before the first byte, and bytes per second afterwards."""
 
     key: str
@@ -41,9 +41,9 @@ class Tier:
 
 
 TIERS = (
-    Tier("cpu", "CPU memory", 0.025, 20e9),
-    Tier("ssd", "Local SSD", 0.050, 5e9),
-    Tier("remote", "Remote store", 0.075, 10e9),
+    CacheTier("cpu", "CPU memory", 0.025, 20e9),
+    CacheTier("ssd", "Local SSD", 0.050, 5e9),
+    CacheTier("remote", "Remote store", 0.075, 10e9),
 )
 
 
@@ -60,7 +60,7 @@ def tier_parameters() -> dict[str, tuple[str, float, tuple[float, float]]]:
     return parameters
 
 
-def tiers_of(values: Mapping[str, float | None]) -> list[Tier]:
+def tiers_of(values: Mapping[str, float | None]) -> list[CacheTier]:
     """The tiers, with values of ``tier_parameters`` instead of the defaults."""
 
     def given(name: str, default: float) -> float:
@@ -149,7 +149,7 @@ class Advice(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
+class TierEffect:
     """What a tier would bring in one case."""
 
     case: str  # "" as given
@@ -168,12 +168,12 @@ class Effect:
 class TierAdvice:
     """The advice on one tier."""
 
-    tier: Tier
+    tier: CacheTier
     break_even_tokens: float | None  # None: unknown, or fetching never wins
     never_wins: bool
-    effect: Effect | None  # None: an input is missing
+    effect: TierEffect | None  # None: an input is missing
     money_per_day: float | None
-    cases: tuple[Effect, ...]  # the sensitivity
+    cases: tuple[TierEffect, ...]  # the sensitivity
     advice: Advice
     needs: tuple[str, ...]  # the missing inputs
 
@@ -183,12 +183,8 @@ class TierAdvice:
         ratios = [effect.saved_ratio for effect in (self.effect, *self.cases) if effect is not None]
         return (min(ratios), max(ratios)) if ratios else None
 
-    def as_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {**asdict(self), "advice": str(self.advice)}
 
-
-def break_even_tokens(tier: Tier, kv_bytes: float, prefill_rate: float) -> float | None:
+def break_even_tokens(tier: CacheTier, kv_bytes: float, prefill_rate: float) -> float | None:
     """The shortest prefix that is fetched sooner than computed; None if there is none."""
     gain_s = 1 / prefill_rate - kv_bytes / tier.bytes_per_s  # for each token
     return tier.latency_s / gain_s if gain_s > 0 else None
@@ -202,7 +198,7 @@ CASES = (
 )
 
 
-def advise(tier: Tier, situation: Situation) -> TierAdvice:
+def advise(tier: CacheTier, situation: Situation) -> TierAdvice:
     """The advice on a tier, with its sensitivity."""
     needs, rate, kv_bytes = _needs(situation), situation.prefill_rate, situation.kv_bytes
     break_even = None if rate is None or kv_bytes is None else break_even_tokens(tier, kv_bytes, rate)
@@ -215,14 +211,14 @@ def advise(tier: Tier, situation: Situation) -> TierAdvice:
     return TierAdvice(tier, break_even, never_wins, effect, money, cases, _verdict((effect, *cases)), ())
 
 
-def _cases(tier: Tier, situation: Situation) -> Iterator[Effect]:
+def _cases(tier: CacheTier, situation: Situation) -> Iterator[TierEffect]:
     """The effect with another tier and another prefill rate."""
     for case, latency, bandwidth, rates in CASES:
         changed = replace(tier, latency_s=latency * tier.latency_s, bytes_per_s=bandwidth * tier.bytes_per_s)
         yield _effect(case, changed, situation, rates)
 
 
-def _length_cases(tier: Tier, situation: Situation) -> Iterator[Effect]:
+def _length_cases(tier: CacheTier, situation: Situation) -> Iterator[TierEffect]:
     """The effect where lengths are known to within two standard errors of block sampling only."""
     error_tokens = 2 * situation.gaps.error_tokens if situation.gaps else 0.0
     if error_tokens:
@@ -244,7 +240,9 @@ def _needs(situation: Situation) -> tuple[str, ...]:
     return tuple(needs)
 
 
-def _effect(case: str, tier: Tier, situation: Situation, rate_factor: float, *, shift_tokens: float = 0.0) -> Effect:
+def _effect(
+    case: str, tier: CacheTier, situation: Situation, rate_factor: float, *, shift_tokens: float = 0.0
+) -> TierEffect:
     if (
         situation.kv_bytes is None
         or situation.prefill_rate is None
@@ -257,16 +255,16 @@ def _effect(case: str, tier: Tier, situation: Situation, rate_factor: float, *, 
     length = break_even_tokens(tier, situation.kv_bytes, rate)
     every = situation.gaps.sums[0]
     if length is None or not every.tokens:
-        return Effect(case, length, 0.0, 0.0, 0.0)
+        return TierEffect(case, length, 0.0, 0.0, 0.0)
     long = situation.gaps.at_least(max(0.0, length + shift_tokens))
     scale = situation.lost_tokens / every.tokens  # to a day
     fetched_s = long.requests * tier.latency_s + long.tokens * situation.kv_bytes / tier.bytes_per_s
     saved_s = max(0.0, scale * (long.tokens / rate - fetched_s))
     spent_s = situation.computed_tokens / rate
-    return Effect(case, length, scale * long.tokens, saved_s, min(saved_s / spent_s, 1.0) if spent_s else 0.0)
+    return TierEffect(case, length, scale * long.tokens, saved_s, min(saved_s / spent_s, 1.0) if spent_s else 0.0)
 
 
-def _verdict(effects: Sequence[Effect]) -> Advice:
+def _verdict(effects: Sequence[TierEffect]) -> Advice:
     worth = {effect.is_worth_it for effect in effects}
     if len(worth) > 1:
         return Advice.UNCERTAIN

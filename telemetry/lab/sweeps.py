@@ -43,7 +43,7 @@ def is_sweep(candidates: Sequence[Mapping[str, Any]]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SweepPoint:
     """One size of a pool, and what was predicted for it."""
 
     name: str
@@ -66,14 +66,14 @@ class Point:
 class Sweep:
     """Curves of a sweep, ascending by size; each contains the current size."""
 
-    by_replicas: list[Point]
-    by_cache: list[Point]
-    current: Point
+    by_replicas: list[SweepPoint]
+    by_cache: list[SweepPoint]
+    current: SweepPoint
     is_calibrated: bool
     problems: list[str]
 
     @property
-    def curves(self) -> dict[str, list[Point]]:
+    def curves(self) -> dict[str, list[SweepPoint]]:
         """Both curves by the quantity on the x-axis."""
         return {"replicas": self.by_replicas, "cache": self.by_cache}
 
@@ -96,10 +96,10 @@ def read_sweep(
     )
 
 
-def _point(row: Mapping[str, Any], counted_s: float, price: Price | None) -> Point:
+def _point(row: Mapping[str, Any], counted_s: float, price: Price | None) -> SweepPoint:
     replicas, figures = row["replicas"], row["figures"]
     prefill_s = figures and figures["prefill_gpu_s"]
-    return Point(
+    return SweepPoint(
         row["name"],
         replicas,
         round(row["cache_tokens"] / replicas),
@@ -135,7 +135,7 @@ _WORDS = {
 }
 
 
-def _sentence(label: str, point: Point, current: Point, currency: str) -> str:
+def _sentence(label: str, point: SweepPoint, current: SweepPoint, currency: str) -> str:
     if point.figures is None or point.difference is None:
         return f"{label}: {point.reason}" if point.reason else ""
     parts = []

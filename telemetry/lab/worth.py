@@ -44,7 +44,7 @@ class CacheVerdict(StrEnum):
 class Assessment:
     """A verdict with its reason; None: unknown."""
 
-    verdict: RoutingVerdict | CacheVerdict | None
+    verdict: str | None  # a RoutingVerdict or a CacheVerdict
     summary: str
     reason: str
     advice: str = ""

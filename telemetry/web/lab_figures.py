@@ -9,7 +9,7 @@ from math import log10
 from typing import Any
 
 from telemetry.lab.predictions import MAX_HIT_ERROR, MAX_TTFT_ERROR
-from telemetry.lab.sweeps import Point
+from telemetry.lab.sweeps import SweepPoint
 from telemetry.models import Prediction
 from telemetry.web import figures
 from telemetry.web.breakdown_figures import LEGEND, figure_json, figure_layout, line_trace, vertical_line
@@ -21,7 +21,7 @@ LINES = (
 )
 
 
-def sweep_figure(points: Sequence[Point], slug: str) -> dict[str, Any]:
+def sweep_figure(points: Sequence[SweepPoint], slug: str) -> dict[str, Any]:
     """Curves over sizes, ascending; the current size is marked."""
     known = [point for point in points if point.figures is not None]
     sizes = [point.replicas if slug == "replicas" else point.cache_tokens for point in known]

@@ -6,7 +6,7 @@ Both are converted to prefill time and money by the pool's measured prefill rate
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -69,8 +69,8 @@ class PoolSavings:
             "traffic_ratio": self.traffic_ratio,
             "currency": self.price.currency if self.price else None,
             "replica_day_price": self.price.replica_day if self.price else None,
-            **self.pool.as_json(),
-            "groups": [{"group": name, **savings.as_json()} for name, savings in self.groups],
+            **asdict(self.pool),
+            "groups": [{"group": name, **asdict(savings)} for name, savings in self.groups],
             "notes": self.notes,
         }
 
@@ -193,7 +193,7 @@ def response_cache_figures(
     money = _all_known(part.money for part in parts) if currency else None
     hits, misses, bypassed = (total(rows, name) or 0 for name in CACHE_COUNTS[:3])
     prompt, generated = ((total(rows, name) if rows else 0) for name in CACHE_COUNTS[3:])
-    prefill = Prefill(prompt, _all_known(part.seconds for part in parts), money)
+    prefill = Prefill(prompt, _all_known(part.replica_seconds for part in parts), money)
     return ResponseCacheFigures(hits, misses, bypassed, prompt, generated, prefill, currency, tuple(notes))
 
 

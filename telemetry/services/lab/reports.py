@@ -34,7 +34,7 @@ MAX_EVENTS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ReportSide:
     """Figures of one window; None: unknown. Hit rate and TTFT are those of the routers."""
 
     requests: int | None
@@ -60,8 +60,8 @@ class Comparison:
     """A pool or task group before and after."""
 
     name: str  # of the task group; "" for requests without one, and for the pool
-    before: Side
-    after: Side
+    before: ReportSide
+    after: ReportSide
 
     def difference(self, name: str) -> float | None:
         """After minus before; None if either is unknown."""
@@ -194,10 +194,10 @@ def report_of(pool: Pool, windows: Windows, visible_events: QuerySet[Event]) -> 
     )
 
 
-NOTHING = Side(None, None, None, None, None, None, 0, None, None, None, None)
+NOTHING = ReportSide(None, None, None, None, None, None, 0, None, None, None, None)
 
 
-def _sides(pool: Pool, window: Window, rate: PrefillRate, price: Price | None) -> dict[str | None, Side]:
+def _sides(pool: Pool, window: Window, rate: PrefillRate, price: Price | None) -> dict[str | None, ReportSide]:
     """The figures of each task group; None: of the pool."""
     rows, coverage = sums.router_sums([pool.name], window, whole=True)
     covered_s = sum(step.covered_s for step in coverage)
@@ -209,10 +209,10 @@ def _sides(pool: Pool, window: Window, rate: PrefillRate, price: Price | None) -
 
     def side(
         rows: list[sums.RouterSums], ttft: Merged | None, share: ReachableShare | None, skew: float | None
-    ) -> Side:
+    ) -> ReportSide:
         return _side(rows, ttft, share, skew, covered_s=covered_s, rate=rate, price=price)
 
-    groups: dict[str | None, Side] = {
+    groups: dict[str | None, ReportSide] = {
         row.group: side([row], by_group.get(row.group), reachable.get((pool.name, row.group)), None) for row in rows
     }
     whole = sums.merge_histograms(ttft.values())
@@ -229,7 +229,7 @@ def _side(
     covered_s: float,
     rate: PrefillRate,
     price: Price | None,
-) -> Side:
+) -> ReportSide:
     total = {name: sum_known(getattr(row, name) for row in rows) for name in _TOTALS}
     prompt, cached = total["prompt_tokens"], total["cached_tokens"]
     reported = ratio(total["usage_reported"], total["completed"])
@@ -237,7 +237,7 @@ def _side(
     if prompt is not None and cached is not None and covered_s and reported:
         computed = (prompt - cached) / reported * DAY_S / covered_s
     prefill = prefill_of(computed, rate.tokens_per_s, price)
-    return Side(
+    return ReportSide(
         total["requests"],
         ratio(cached, prompt),
         reported,
@@ -246,7 +246,7 @@ def _side(
         quantile_s(ttft, 0.95),
         ttft.buckets.total if ttft else 0,
         ratio(total["failed"], total["requests"]),
-        prefill.seconds,
+        prefill.replica_seconds,
         prefill.money,
         skew,
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from controlplane.models import Pool
 from telemetry.lab.breakdown import Breakdown
 from telemetry.lab.costs import DAY_S, PrefillRate
-from telemetry.lab.shared_cache import Gaps, Situation, Tier, TierAdvice, advise, describe
+from telemetry.lab.shared_cache import CacheTier, Gaps, Situation, TierAdvice, advise, describe
 from telemetry.models import CapacityCurve
 from telemetry.services.lab.costs import PoolSavings
 
@@ -49,15 +49,14 @@ class SharedCache:
             "placement_ratio": self.placement_ratio,
             "requests": self.gaps.requests if self.gaps else None,
             "tiers": [
-                {**found.as_json(), "summary": summary}
-                for found, summary in zip(self.tiers, self.summaries, strict=True)
+                {**asdict(found), "summary": summary} for found, summary in zip(self.tiers, self.summaries, strict=True)
             ],
             "notes": self.notes,
         }
 
 
 def shared_cache_of(
-    pool: Pool, savings: PoolSavings | None, rate: PrefillRate, curve: CapacityCurve | None, tiers: Sequence[Tier]
+    pool: Pool, savings: PoolSavings | None, rate: PrefillRate, curve: CapacityCurve | None, tiers: Sequence[CacheTier]
 ) -> SharedCache:
     """Advice from the savings of a window and the pool's curve. No query."""
     breakdown = savings.breakdown if savings else None
@@ -68,7 +67,7 @@ def shared_cache_of(
         prefill_rate=rate.tokens_per_s,
         gaps=gaps,
         lost_tokens=None if lost is None or savings is None else lost * DAY_S / savings.measured_s,
-        computed_tokens=savings.pool.computed.tokens if savings else None,
+        computed_tokens=savings.pool.computed_per_day.tokens if savings else None,
         price=savings.price if savings else None,
     )
     return SharedCache(

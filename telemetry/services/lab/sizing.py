@@ -18,7 +18,7 @@ from telemetry.lab.breakdown import BIN
 from telemetry.lab.chains import Integers
 from telemetry.lab.costs import Prefill, PrefillRate, Price, prefill_of
 from telemetry.lab.request_repeats import DigestedRequests, Repeats, repeats_of, served_with
-from telemetry.lab.shared_cache import Tier
+from telemetry.lab.shared_cache import CacheTier
 from telemetry.lab.sweeps import Sweep, is_sweep, read_sweep, summaries, sweep_candidates
 from telemetry.lab.worth import NORMAL_95
 from telemetry.metrics.windows import Window
@@ -60,7 +60,7 @@ class Sizing:
         }
 
 
-def sizing_of(pool: Pool, window: Window, tiers: Sequence[Tier]) -> Sizing:
+def sizing_of(pool: Pool, window: Window, tiers: Sequence[CacheTier]) -> Sizing:
     """Sizing of a pool. A fixed number of queries."""
     rate = prefill_rate_of(pool)
     savings = savings_in(pool, window, rate)
@@ -114,7 +114,7 @@ class CacheEffect:
 
     def as_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return {"ttl_s": self.ttl_s, **self.repeats.as_json(), "prefill": self.prefill.as_json()}
+        return {"ttl_s": self.ttl_s, **self.repeats.as_json(), "prefill": asdict(self.prefill)}
 
 
 @dataclass(frozen=True, slots=True)

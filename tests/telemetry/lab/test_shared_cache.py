@@ -9,9 +9,9 @@ from telemetry.lab.costs import Price
 from telemetry.lab.shared_cache import (
     LENGTHS,
     Advice,
+    CacheTier,
     Gaps,
     Situation,
-    Tier,
     advise,
     break_even_tokens,
     describe,
@@ -20,7 +20,7 @@ from telemetry.lab.shared_cache import (
 )
 
 KV = 320 * 1024  # bytes of a token of Llama 3 70B
-CPU = Tier("cpu", "CPU memory", 0.025, 20e9)
+CPU = CacheTier("cpu", "CPU memory", 0.025, 20e9)
 PRICE = Price(3.6, 2, "USD")
 
 
@@ -50,7 +50,7 @@ SITUATION = Situation(
     ],
 )
 def test_the_break_even_length_follows_from_latency_and_bandwidth(latency_s, bytes_per_s, kv_bytes, rate, expected):
-    assert break_even_tokens(Tier("t", "T", latency_s, bytes_per_s), kv_bytes, rate) == expected
+    assert break_even_tokens(CacheTier("t", "T", latency_s, bytes_per_s), kv_bytes, rate) == expected
 
 
 def test_at_the_break_even_length_fetching_takes_as_long_as_computing():

@@ -108,7 +108,7 @@ def test_the_repeats_of_a_routed_stream_are_found_exactly(pool):
     hour = found.total.effects[1]
     assert (hour.repeats.cacheable, hour.repeats.hits, hour.repeats.followers) == (cacheable, hits, 0)
     assert (hour.repeats.prompt_tokens, hour.repeats.generated_tokens) == (100 * hits, 7 * hits)
-    assert hour.prefill.seconds == pytest.approx(hits)  # 60 uncached tokens each
+    assert hour.prefill.replica_seconds == pytest.approx(hits)  # 60 uncached tokens each
     assert hour.prefill.money == pytest.approx(0.002 * hits)
 
 
@@ -162,7 +162,7 @@ def test_a_group_with_a_response_cache_gets_no_estimate(pool):
     faq = next(row for row in found.groups if row.group == "faq")
     assert (faq.cacheable, faq.effects) == (None, [])
     assert found.total.requests == sum(row.requests for row in found.groups if row.group == "chat")
-    assert found.total.effects[0].prefill.seconds is None
+    assert found.total.effects[0].prefill.replica_seconds is None
     assert found.notes == [
         "The prefill rate is unknown.",
         "No price is set in the pool's settings, so no money is shown.",

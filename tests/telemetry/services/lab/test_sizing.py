@@ -72,9 +72,9 @@ def test_savings_of_a_day_are_time_and_money(pool):
     assert found.pool.requests == 9600
     assert found.measured_s == pytest.approx(23.583 * 3600, rel=0.001)  # from the first bin to the end of the last
     per_day = 86_400 / found.measured_s
-    assert found.pool.saved.tokens == pytest.approx(4_800_000 * per_day)
-    assert found.pool.saved.money == pytest.approx(4800 * 0.002 * per_day)
-    assert found.pool.missed.seconds == pytest.approx(2880 * per_day)
+    assert found.pool.saved_per_day.tokens == pytest.approx(4_800_000 * per_day)
+    assert found.pool.saved_per_day.money == pytest.approx(4800 * 0.002 * per_day)
+    assert found.pool.missed_per_day.replica_seconds == pytest.approx(2880 * per_day)
     assert [(name, row.requests) for name, row in found.groups] in (
         [("", 4800), ("agents", 4800)],
         [("agents", 4800), ("", 4800)],
@@ -89,8 +89,12 @@ def test_a_short_time_is_extrapolated_and_says_so(pool):
     assert found.is_extrapolated
     assert "No price is set" in text
     assert "prefill rate is unknown" in text
-    assert (found.pool.saved.seconds, found.pool.saved.money, found.traffic_ratio) == (None, None, None)
-    assert found.pool.saved.tokens > 0
+    assert (found.pool.saved_per_day.replica_seconds, found.pool.saved_per_day.money, found.traffic_ratio) == (
+        None,
+        None,
+        None,
+    )
+    assert found.pool.saved_per_day.tokens > 0
 
 
 def test_figures_say_which_share_of_the_traffic_they_rest_on(pool):
@@ -125,7 +129,7 @@ def test_savings_per_day_rest_on_the_time_without_an_outage_and_since_the_pool_e
 def test_without_reported_tokens_savings_are_unknown(pool):
     breakdown_bin(pool, T0 - timedelta(hours=1), requests=100, reachable=0.8)
     found = savings_in(pool, DAY, prefill_rate_of(pool))
-    assert (found.pool.saved.tokens, found.pool.missed.tokens) == (None, None)
+    assert (found.pool.saved_per_day.tokens, found.pool.missed_per_day.tokens) == (None, None)
     assert "--enable-prompt-tokens-details" in " ".join(found.notes)
 
 
@@ -142,7 +146,7 @@ def test_savings_do_not_depend_on_the_what_if_that_ran_last(pool):
 
     rate = prefill_rate_of(pool)
 
-    assert savings_in(pool, DAY, rate).pool.saved == before.pool.saved
+    assert savings_in(pool, DAY, rate).pool.saved_per_day == before.pool.saved_per_day
     assert (rate.low, rate.tokens_per_s, rate.high) == (pytest.approx(814.4, abs=1), 900.0, pytest.approx(994.7, abs=1))
     assert "12 fits" in rate.source
     curve.delete()
@@ -227,7 +231,7 @@ def test_captured_requests_say_how_long_the_lost_prefixes_are(fleet):  # noqa: F
     assert cpu.needs == ()
     assert cpu.break_even_tokens == pytest.approx(0.025 / (1 / 1000 - 1000 / 20e9))
     savings = savings_in(fleet, Window(T0 - timedelta(minutes=30), now, 300), prefill_rate_of(fleet))
-    lost_per_day = found.lost_ratio * savings.pool.prompt_tokens
+    lost_per_day = found.lost_ratio * savings.pool.prompt_tokens_per_day
     assert 0 < cpu.effect.tokens_per_day <= lost_per_day * 1.001
     assert cpu.money_per_day == pytest.approx(cpu.effect.saved_s_per_day * 0.002)
 
