@@ -17,16 +17,15 @@ from django.db.models import Q
 from controlplane.models import ConfigSnapshot, Event, EventKind, Pool, Replica, ReplicaState, Router, TaskGroup
 from telemetry.alerts.detection.level import TESTED_HOURS
 from telemetry.alerts.history_window import (
-    CacheStep,
     ControlPlaneState,
     DailyRequests,
     Ejection,
-    FailureStep,
     History,
     PressureStep,
     ReplicaStep,
     ScrapedReplica,
     SemanticCacheState,
+    ShareStep,
     Source,
     WindowSum,
     sum_replicas,
@@ -254,7 +253,10 @@ class _Loader:
         )
         rows = router_sums(self.pool_names, window)[0] if {Source.GROUPS, Source.FAILURES} & sources else []
         self.groups = self._steps(rows, lambda row: (row.pool, row.group), _group_window)
-        self.failures = self._failures(rows)
+        counted = ((row, row.requests) for row in rows if row.requests is not None)
+        self.failures = self._shares(
+            (row.pool, row.group, row.start, ShareStep(requests, row.failed or 0)) for row, requests in counted
+        )
         self.scrapes = load_scrapes(self.pools, self.replicas, self.query.until) if Source.SCRAPES in sources else {}
         has_days = Source.DAYS in sources and self.pools
         self.requests = load_daily_requests(self.pools, window.end, self.query.step_s) if has_days else {}
@@ -263,7 +265,7 @@ class _Loader:
         self.series = self._series() if Source.BINS in sources else {}
         self.first_tokens = self._first_tokens() if Source.FIRST_TOKENS in sources else {}
         self.cached_pools = self._cached_pools() if {Source.CACHE_REQUESTS, Source.CACHE_STORE} & sources else set()
-        self.cache_requests = self._cache_requests() if Source.CACHE_REQUESTS in sources else {}
+        self.cache_requests = self._shares(self._cache_requests()) if Source.CACHE_REQUESTS in sources else {}
         self.cache_stores = self._steps(
             store_sums(window) if Source.CACHE_STORE in sources and self.cached_pools else (),
             lambda row: row.router,
@@ -325,36 +327,29 @@ class _Loader:
             steps[key(row)][self.index[row.start]] = value(row)
         return dict(steps)
 
-    def _failures(self, rows: Iterable[RouterSums]) -> dict[tuple[str, str | None], list[FailureStep | None]]:
-        """Failed requests by pool name and task group (None: the whole pool)."""
-        failures: dict[tuple[str, str | None], list[FailureStep | None]]
-        failures = defaultdict(lambda: [None] * self.query.count)
-        for row in rows:
-            if row.requests is None:
-                continue
-            for group in (row.group, None):
-                steps, index = failures[row.pool, group], self.index[row.start]
-                total = steps[index] or FailureStep(0, 0)
-                steps[index] = FailureStep(total.requests + row.requests, total.failed + (row.failed or 0))
-        return failures
+    def _shares(
+        self, rows: Iterable[tuple[str, str, datetime, ShareStep]]
+    ) -> dict[tuple[str, str | None], list[ShareStep | None]]:
+        """Rows of (pool name, task group, start, step) by pool and task group (None: the whole pool)."""
+        shares: dict[tuple[str, str | None], list[ShareStep | None]] = defaultdict(lambda: [None] * self.query.count)
+        for pool, name, start, step in rows:
+            for group in (name, None):
+                steps, index = shares[pool, group], self.index[start]
+                before = steps[index] or ShareStep(0, 0)
+                steps[index] = ShareStep(before.requests + step.requests, before.part + step.part)
+        return shares
 
     def _cached_pools(self) -> set[int]:
         """The ids of the pools that have a task group with a response cache. One query."""
         groups = TaskGroup.objects.filter(pool__in=self.pools, response_cache__isnull=False)
         return set(groups.values_list("pool_id", flat=True))
 
-    def _cache_requests(self) -> dict[tuple[str, str | None], list[CacheStep | None]]:
-        """Cacheable requests by pool name and task group (None: the whole pool). No query without response caches."""
-        requests: dict[tuple[str, str | None], list[CacheStep | None]]
-        requests = defaultdict(lambda: [None] * self.query.count)
+    def _cache_requests(self) -> Iterator[tuple[str, str, datetime, ShareStep]]:
+        """Hits among cacheable requests. No query without response caches."""
         names = [pool.name for pool in self.pools if pool.pk in self.cached_pools]
         for row in response_cache_sums(names, self.query.window, by_group=True) if names else ():
-            (pool, name), hits, misses = row.key, row.get("cache_hits") or 0, row.get("cache_misses") or 0
-            for group in (name, None):
-                steps, index = requests[pool, group], self.index[row.start]
-                total = steps[index] or CacheStep(0, 0)
-                steps[index] = CacheStep(total.hits + hits, total.requests + hits + misses)
-        return requests
+            hits, misses = row.get("cache_hits") or 0, row.get("cache_misses") or 0
+            yield row.key[0], row.key[1], row.start, ShareStep(hits + misses, hits)
 
     def _starting_until(self) -> dict[int, datetime]:
         """When each replica that was added recently counts as down if no scrape succeeded until then."""

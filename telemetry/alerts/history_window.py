@@ -99,19 +99,11 @@ class PressureStep:
 
 
 @dataclass(frozen=True, slots=True)
-class FailureStep:
-    """Requests of a pool or task group in one step, by the routers."""
+class ShareStep:
+    """Requests of a pool or task group in one step, and a part of them."""
 
-    requests: float
-    failed: float  # because of a replica or a router
-
-
-@dataclass(frozen=True, slots=True)
-class CacheStep:
-    """Cacheable requests of a pool or task group in one step, by its response caches."""
-
-    hits: float
-    requests: float  # hits and misses
+    requests: float  # all, or those that a response cache may answer
+    part: float  # that failed because of a replica or a router, or that the cache answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +170,7 @@ class History:
     engines: Mapping[str, Sequence[ReplicaStep | None]] = field(default_factory=dict)
     pressure: Mapping[str, Sequence[PressureStep | None]] = field(default_factory=dict)
     responses: Mapping[str, Sequence[RouterCounts | None]] = field(default_factory=dict)
-    failures: Mapping[str | None, Sequence[FailureStep | None]] = field(default_factory=dict)  # None: the pool
+    failures: Mapping[str | None, Sequence[ShareStep | None]] = field(default_factory=dict)  # None: the pool
     scrapes: Mapping[str, ScrapedReplica] = field(default_factory=dict)
     requests: DailyRequests | None = None
     ejections: Mapping[str, Sequence[Ejection]] = field(default_factory=dict)  # by replica, ascending
@@ -188,7 +180,7 @@ class History:
     series: HitRateSeries | None = None
     membership_changes: Mapping[str, Sequence[datetime]] = field(default_factory=dict)  # by replica, ascending
     has_response_cache: bool = False  # whether a task group of the pool has one now
-    cache_requests: Mapping[str | None, Sequence[CacheStep | None]] = field(default_factory=dict)  # None: the pool
+    cache_requests: Mapping[str | None, Sequence[ShareStep | None]] = field(default_factory=dict)  # None: the pool
     # Share of each router's scrapes that found the store of response caches down; None: no scrape, or no store.
     cache_stores: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     control: ControlPlaneState | None = None
@@ -265,11 +257,11 @@ class HistoryView:
     def pressure(self, replica: str) -> PressureStep | None:
         return self._newest(self.history.pressure.get(replica))
 
-    def failures(self, group: str | None) -> FailureStep | None:
+    def failures(self, group: str | None) -> ShareStep | None:
         """The newest step of a task group, or of the pool (None); None where no router counted a request."""
         return self._newest(self.history.failures.get(group))
 
-    def cache_requests(self, group: str | None, steps: int, *, before: int = 0) -> list[CacheStep]:
+    def cache_requests(self, group: str | None, steps: int, *, before: int = 0) -> list[ShareStep]:
         """The last known steps of a task group or the pool (None), without the newest ``before``."""
         parts, end = self.history.cache_requests.get(group, ()), max(self.index + 1 - before, 0)
         return [part for part in parts[max(end - steps, 0) : end] if part is not None]

@@ -269,9 +269,9 @@ class Calibration:
         return not self.problems
 
 
-def calibrate(measured: Outcome, replayed: Outcome) -> Calibration:
-    """Compare hit rate, TTFT p50 and TTFT p95 with their limits."""
-    real, model = figures(measured), figures(replayed)
+def calibrate(measured: Outcome, replayed: Outcome, rows: Booleans | None = None) -> Calibration:
+    """Compare hit rate, TTFT p50 and TTFT p95 of all requests, or of those at ``rows``, with their limits."""
+    real, model = figures(measured, rows), figures(replayed, rows)
     problems = []
     if real.requests < MIN_REQUESTS:
         problems.append(f"Only {real.requests} requests were counted; {MIN_REQUESTS} are needed.")

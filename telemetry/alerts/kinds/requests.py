@@ -56,10 +56,10 @@ def _evaluate_errors(settings: ErrorRatioSettings, view: HistoryView, group: str
     step = view.failures(group or None)
     if step is None:
         return {POOL: no_data(Reason.NO_READINGS)}
-    evidence = ErrorEvidence(step.requests, step.failed)
+    evidence = ErrorEvidence(step.requests, step.part)
     if step.requests < max(settings.min_requests, 1):
         return {POOL: no_data(Reason.LITTLE_TRAFFIC, evidence)}
-    return {POOL: above_limit(step.failed / step.requests, settings.most_ratio, "ratio", evidence)}
+    return {POOL: above_limit(step.part / step.requests, settings.most_ratio, "ratio", evidence)}
 
 
 def _summarize_errors(scope: Scope, settings: ErrorRatioSettings, finding: Finding[ErrorEvidence]) -> str:

@@ -15,7 +15,7 @@ from telemetry.alerts.findings import (
     below_limit,
     no_data,
 )
-from telemetry.alerts.history_window import CacheStep, HistoryView, Source, whole_steps
+from telemetry.alerts.history_window import HistoryView, ShareStep, Source, whole_steps
 from telemetry.alerts.kinds.base import (
     CurrentSettings,
     ForS,
@@ -125,15 +125,15 @@ def _evaluate_share(settings: CacheShareDropSettings, view: HistoryView, group: 
     """Compare the share of hits in the newest window with that of the windows before."""
     if not view.history.has_response_cache:
         return {POOL: no_data(Reason.NO_CACHE)}
-    (newest,) = view.cache_requests(group or None, 1) or (CacheStep(0, 0),)
+    (newest,) = view.cache_requests(group or None, 1) or (ShareStep(0, 0),)
     earlier = view.cache_requests(group or None, whole_steps(settings.baseline_s, settings.window_s), before=1)
-    requests, hits = sum(step.requests for step in earlier), sum(step.hits for step in earlier)
+    requests, hits = sum(step.requests for step in earlier), sum(step.part for step in earlier)
     evidence = ShareEvidence(newest.requests, requests)
     if newest.requests < max(settings.min_requests, 1):
         return {POOL: no_data(Reason.LITTLE_TRAFFIC, evidence)}
     if len(earlier) < MIN_BASELINE_WINDOWS or requests < max(settings.min_requests, 1):
         return {POOL: no_data(Reason.LITTLE_HISTORY, evidence)}
-    share, level = newest.hits / newest.requests, hits / requests
+    share, level = newest.part / newest.requests, hits / requests
     limit = level - settings.drop_points / 100
     return {POOL: below_limit(share, limit, evidence, is_breach=share <= limit + 1e-9, baseline=level)}
 

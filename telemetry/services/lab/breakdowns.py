@@ -38,10 +38,7 @@ def breakdown_of(pool: Pool, window: Window, group: str | None = None) -> Breakd
     ``group``: a task group, "" for requests without one, None for all. If cache sizes were unknown in one of the bins,
     the terms that need them are unknown.
     """
-    bins = _bins(pool, window)
-    if group is not None:
-        bins = bins.filter(group=group)
-    return _breakdown(bins.aggregate(**_SUMS))
+    return _breakdown(_bins(pool, window, group).aggregate(**_SUMS))
 
 
 def breakdowns_by_group(pool: Pool, window: Window) -> list[GroupBreakdown]:
@@ -53,10 +50,8 @@ def breakdowns_by_group(pool: Pool, window: Window) -> list[GroupBreakdown]:
 
 def breakdowns_over_time(pool: Pool, window: Window, group: str | None = None) -> list[tuple[datetime, Breakdown]]:
     """The breakdown of each bin, ascending. One query."""
-    bins = _bins(pool, window)
-    if group is not None:
-        bins = bins.filter(group=group)
-    breakdowns = ((row["at"], _breakdown(row)) for row in bins.values("at").annotate(**_SUMS).order_by("at"))
+    rows = _bins(pool, window, group).values("at").annotate(**_SUMS).order_by("at")
+    breakdowns = ((row["at"], _breakdown(row)) for row in rows)
     return [(at, breakdown) for at, breakdown in breakdowns if breakdown is not None]
 
 
@@ -95,8 +90,9 @@ def worth_of(pool: Pool, window: Window, curve: CapacityCurve | None) -> Worth:
 _SUMS = {f"sum_{name}": Sum(name) for name in SUM_FIELDS} | {"ratio": Min("sample_ratio"), "any_reason": Max("reason")}
 
 
-def _bins(pool: Pool, window: Window) -> QuerySet[BreakdownBin]:
-    return BreakdownBin.objects.filter(pool=pool, at__gte=bin_start(window.start), at__lt=window.end)
+def _bins(pool: Pool, window: Window, group: str | None = None) -> QuerySet[BreakdownBin]:
+    bins = BreakdownBin.objects.filter(pool=pool, at__gte=bin_start(window.start), at__lt=window.end)
+    return bins if group is None else bins.filter(group=group)
 
 
 def _breakdown(row: dict[str, object]) -> Breakdown | None:

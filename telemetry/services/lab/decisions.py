@@ -184,13 +184,7 @@ class PrefixTree:
 
 def hottest_prefixes(subject: Subject, window: Window, *, below: str = "") -> PrefixTree:
     """The tree of a subject's prompts, or of those with the block hash ``below``. Two queries."""
-    rows = Decision.objects.filter(at__gt=window.start, at__lte=window.end)
-    if (names := subject.pool_names()) is not None:
-        rows = rows.filter(pool__in=names)
-    if subject.group is not None:
-        rows = rows.filter(group=subject.group)
-    if subject.replica is not None:
-        rows = rows.filter(replica=subject.replica.name)
+    rows = _filtered(DecisionQuery(subject, window))
     counted = rows.aggregate(n=Count("at"), ratio=Min("sample_ratio"), since=Min("at"))
     every = max(1, -(-counted["n"] // MAX_TREE_REQUESTS))
     sampled = rows.annotate(remainder=Mod(F("seq"), every)).filter(remainder=0) if every > 1 else rows

@@ -87,19 +87,6 @@ def _cached_tokens(model: WindowModel, replayed: Floats, prompt_tokens: Integers
     return replayed + np.where(is_partial, partial, 0.0)
 
 
-def _half(outcome: Outcome, rows: slice) -> Outcome:
-    return Outcome(
-        outcome.at_s[rows],
-        outcome.prompt_tokens[rows],
-        outcome.cached_tokens[rows],
-        outcome.ttft_s[rows],
-        outcome.prefill_s[rows],
-        outcome.engines[rows],
-        outcome.engine_count,
-        outcome.groups.take(np.arange(len(outcome.at_s))[rows]),
-    )
-
-
 def result_document(
     what_if: WhatIf,
     model: WindowModel,
@@ -117,8 +104,8 @@ def result_document(
     baseline = outcomes[0]
     if baseline is None:
         raise AssertionError("its reason was checked")
-    second = slice(len(model.counted) // 2, None)
-    calibration = calibrate(_half(measured, second), _half(baseline, second))
+    is_late = np.arange(len(model.counted)) >= len(model.counted) // 2
+    calibration = calibrate(measured, baseline, is_late)
     if calibration.is_calibrated:
         real, replay = figures(measured).hit_rate, figures(baseline).hit_rate
         outcomes = [outcome and corrected(outcome, measured=real, replayed=replay) for outcome in outcomes]

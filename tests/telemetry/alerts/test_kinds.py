@@ -9,7 +9,7 @@ import pytest
 from controlplane.errors import InvalidError
 from telemetry.alerts import kinds
 from telemetry.alerts.findings import Reason, Result
-from telemetry.alerts.history_window import CacheStep, ControlPlaneState, PressureStep, SemanticCacheState
+from telemetry.alerts.history_window import ControlPlaneState, PressureStep, SemanticCacheState, ShareStep
 from telemetry.alerts.kinds import KINDS, Scope
 from telemetry.metrics.histograms import Buckets
 from telemetry.metrics.rates import RouterCounts
@@ -212,7 +212,7 @@ def test_a_store_is_down_by_the_router_that_lacks_it_longest(stores, has_cache, 
 
 
 def shares(*ratios, requests=300):
-    return [None if ratio is None else CacheStep(ratio * requests, requests) for ratio in ratios]
+    return [None if ratio is None else ShareStep(requests, ratio * requests) for ratio in ratios]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def shares(*ratios, requests=300):
         (shares(0.8, None, None, None, 0.8, None, 0.5), (NO_DATA, Reason.LITTLE_HISTORY)),
         (shares(0.9, 0.9, 0.9, 0.1, 0.1, 0.1, 0.1), (BREACH, Reason.BELOW)),  # half of the level
         (shares(0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.9), (OK, Reason.WITHIN)),
-        ([*shares(0.8, 0.8, 0.8, 0.8, 0.8, 0.8), CacheStep(0, 199)], (NO_DATA, Reason.LITTLE_TRAFFIC)),
+        ([*shares(0.8, 0.8, 0.8, 0.8, 0.8, 0.8), ShareStep(199, 0)], (NO_DATA, Reason.LITTLE_TRAFFIC)),
         (shares(0.8, 0.8, 0.8, 0.8, 0.8, 0.8, None), (NO_DATA, Reason.LITTLE_TRAFFIC)),
     ],
 )
