@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import F, Q
 
 from controlplane.isolation import isolated_items
 from controlplane.models import Event, PeriodicTask, PolicyRevision, Pool
@@ -164,7 +164,9 @@ def explain_drops(now: datetime) -> int:
     is_due |= Q(notification_count=0) & (Q(suppression=None) | Q(suppression__reason="restart"))
     is_due |= Q(notification_count=0) & (Q(suppression=None) | Q(suppression__reason=SuppressionReason.RESTART))
     firing = Alert.objects.filter(is_due, state=AlertState.FIRING, rule__kind__in=DROPS)
-    alerts = list(firing.select_related("rule", "rule__group", "pool").order_by("explained_at", "pk")[:MAX_AT_ONCE])
+    # New alerts first: those that a restart explains are due at every run.
+    ordered = firing.order_by(F("explained_at").asc(nulls_first=True), "pk")
+    alerts = list(ordered.select_related("rule", "rule__group", "pool")[:MAX_AT_ONCE])
     clear_recovered(Alert.objects.filter(state=AlertState.FIRING).values_list("pk"))
     explained = 0
     if not alerts:

@@ -268,6 +268,24 @@ def test_a_restart_suppresses_the_drop_of_a_task_group_too(pool: Pool) -> None:
     assert alert.suppression["text"].startswith("r1 restarted or was down")
 
 
+@pytest.mark.django_db
+def test_drops_that_restarts_explain_do_not_keep_a_new_one_from_being_explained(pool: Pool) -> None:
+    rule = AlertRule.objects.get(pool=pool, kind="hit_rate_drop")
+
+    def firing(number: int) -> Alert:
+        return Alert.objects.create(
+            rule=rule, pool=pool, subject=str(number), state="firing", started_at=T0, last_breach_at=T0, fired_at=T0
+        )
+
+    for number in range(6):
+        Alert.objects.filter(pk=firing(number).pk).update(explained_at=T0, suppression={"reason": "restart"})
+    new = firing(6)
+
+    assert explain_drops(at(5)) == 5
+    new.refresh_from_db()
+    assert new.explained_at == at(5)
+
+
 def opening(key: int, replica: str, rate: float, tokens: float = 1000.0) -> Prefix:
     return Prefix("", key, replica, Sums(1.0, tokens, rate * tokens))
 
