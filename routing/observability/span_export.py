@@ -8,7 +8,8 @@ It is on if an endpoint is set, by the SDK's variables: ``OTEL_EXPORTER_OTLP_END
 Theory of operation. The request path only appends to the tracer's queue. The thread sends batches of it; a batch that
 the collector does not accept is dropped and counted, and the queue bounds what waits meanwhile. An outage is logged
 once when it starts and once when it ends, without the headers that authenticate the exporter. The SDK is not used: its
-spans and its encoder take 180 to 290 us a span, several percent of the router's CPU at a ratio of 1 %.
+own spans and its encoder take 180 to 290 us a span, several percent of the router's CPU at a ratio of 1 %, and even its
+exporter alone, for spans recorded here, takes three times as long as this one and a dozen more packages.
 """
 
 from __future__ import annotations
