@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from routing import engines
 from routing.balancing.replicas import HealthRegistry
+from routing.engines import ENGINES
 from routing.health.checks import MIN_INTERVAL_S, CheckTarget, HealthChecks, check_once
 from routing.health.engine_probe import (
     EngineCounters,
@@ -142,6 +144,14 @@ def test_sglang_shows_its_steps_and_requests() -> None:
     before, after = counters(text.encode()), counters(text.replace(" 0.2", " 0.3").encode())
     assert (before.requests, len(before.lines)) == (3, 2)
     assert before.lines != after.lines
+
+
+def test_what_is_known_of_an_engine_stands_in_its_row_only() -> None:
+    known = [name for engine in ENGINES for name in (*engine.step_metrics, *engine.request_metrics)]
+    known += [text.decode() for engine in ENGINES for _, text in engine.errors]
+    routing = Path(engines.__file__).parent
+    others = [path for path in routing.rglob("*.py") if path.name != "engines.py" and "standin" not in path.parts]
+    assert [(path.name, text) for path in others for text in known if text in path.read_text()] == []
 
 
 def test_gauges_show_whether_an_engine_has_requests() -> None:
