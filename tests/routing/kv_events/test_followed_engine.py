@@ -223,23 +223,6 @@ def test_evicted_blocks_of_a_known_prompt_are_no_longer_cached(fleet: Fleet) -> 
     assert fleet.cached(TEXT, A, B) == [0, 6]
 
 
-def test_only_what_follows_an_evicted_block_is_forgotten_of_a_long_prompt() -> None:
-    """The index stores the blocks of a prompt together, up to 1,024 tokens of them."""
-    residency, chain = Residency(block_tokens=BLOCK), list(range(1, 101))
-    for name in (A, B):
-        residency.add_replica(name, 1 << 20)
-        residency.add_stored(name, chain, 1.0)
-
-    residency.truncate(A, chain, 70)
-    residency.truncate(B, chain, 0)
-    residency.truncate(B, [1, 2, 3], 2)
-    match = residency.match(chain)
-    assert [level[0] for level in match.levels] == [70]
-    residency.truncate(A, chain, 70)
-    assert (residency.replica(A).tokens, residency.replica(B).tokens) == (70 * BLOCK, 0)  # type: ignore[union-attr]
-    assert len(residency) == residency.runs
-
-
 def test_a_flood_of_another_router_evicts_what_was_used_before_it(fleet: Fleet) -> None:
     """None of the flood's prompts is known, and neither is this router's: their responses were not matched."""
     old = fleet.residency.insert(A, fleet.chain(TEXT), 100.0, 25)
