@@ -44,11 +44,6 @@ class FastEngineConfig:
     tiers: tuple[TierConfig, ...] = ()  # below the GPU cache
     kv_bytes_per_token: int = KV_BYTES_PER_TOKEN
 
-    @property
-    def block_prefill_s(self) -> float:
-        """Seconds to prefill a block."""
-        return self.block_tokens / self.prefill_rate
-
 
 class ModelledRequest:
     """One request in an engine."""

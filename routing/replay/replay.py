@@ -130,8 +130,8 @@ def _lower_tiers(configs: Sequence[FastEngineConfig]) -> list[LowerTiers | None]
     found: list[LowerTiers | None] = []
     for config in configs:
         caches = [shared.setdefault(tier, TierCache(tier)) if tier.shared else TierCache(tier) for tier in config.tiers]
-        block_bytes, block_prefill_s = config.kv_bytes_per_token * config.block_tokens, config.block_prefill_s
-        found.append(LowerTiers(caches, block_bytes, block_prefill_s) if caches else None)
+        block_bytes = config.kv_bytes_per_token * config.block_tokens
+        found.append(LowerTiers(caches, block_bytes, config.block_tokens / config.prefill_rate) if caches else None)
     return found
 
 

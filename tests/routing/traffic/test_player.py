@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,7 +21,6 @@ from routing.traffic.command import main
 from routing.traffic.mix import Mix
 from routing.traffic.player import PlayConfig, Player
 from routing.traffic.trace import Job
-from tests.routing.standin.replica_process import replica_process
 
 DEADLINE_S = 60.0
 
@@ -283,26 +280,6 @@ async def test_a_request_limit_ends_an_endless_workload() -> None:
         player = await play(url, Mix(1, rate=500.0), requests=20)
 
     assert total(player.totals).requests + player.skipped == 20
-
-
-def test_totals_agree_with_the_metrics_of_the_replica(tmp_path: Path) -> None:
-    with replica_process("--prefill-rate", "1000000", "--step-s", "0.0005") as replica:
-        url = f"http://127.0.0.1:{replica.port}"
-        command = [sys.executable, "-m", "routing.traffic.command", "--router", url, "--mix", "2", "--rate", "40"]
-        report_file = tmp_path / "report.json"
-        process = subprocess.run(
-            [*command, "--requests", "60", "--report", str(report_file)], timeout=60, capture_output=True, check=True
-        )
-        report = json.loads(report_file.read_text())
-
-        assert process.stderr == b""
-        assert (
-            report["ok"] == report["requests"] == replica.metric("vllm:request_success_total", finished_reason="length")
-        )
-        assert report["cached_tokens"] == replica.metric("vllm:prefix_cache_hits_total") > 0
-        assert report["prompt_tokens"] == replica.metric("vllm:prefix_cache_queries_total")
-        assert report["completion_tokens"] == replica.metric("vllm:generation_tokens_total")
-        assert set(report["groups"]) == {"chat", "coding-assistant", "retrieval", "batch-summaries"}
 
 
 def test_an_unreadable_trace_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
