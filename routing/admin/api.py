@@ -37,8 +37,9 @@ from routing.http.tasks import run_in_slices
 from routing.log import defect
 from routing.observability.decision_log import Record, format_hash
 from routing.observability.metrics import PREFIX, header, labels, process_lines
+from routing.paths import BODIES
 from routing.process import few_files
-from routing.proxy.admission import PROMPT_PATHS, admit_request, rejection_of
+from routing.proxy.admission import admit_request, rejection_of
 from routing.proxy.config_store import Applied, ConfigStore, NackError, RetryLaterError, Source
 from routing.proxy.prefill_leg import check_parameters, plan_prefill
 from routing.proxy.router import CloseReason, Router
@@ -352,7 +353,7 @@ def _explanation(router: Router, explained: ExplainRequest) -> dict[str, Any]:
     active = router.active
     if active is None:
         raise RejectedRequestError(503, "no configuration yet")
-    if explained.path.encode() not in PROMPT_PATHS:
+    if explained.path not in BODIES:
         raise RejectedRequestError(422, "path: not one that carries a prompt")
     if len(memoryview(explained.body)) > active.limits.max_body_bytes:
         raise RejectedRequestError(413, "body: larger than a client's may be")

@@ -25,18 +25,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from routing.prompt.bodies import (
+from routing.paths import (
     SCORED,
-    ChatBody,
     CompletionBody,
     EmbeddingBody,
-    FormBody,
     Message,
-    MessagesBody,
     ParsedBody,
     ResponsesBody,
     ScoreBody,
-    TokenizeBody,
 )
 from routing.prompt.canonical import CanonicalPrompt, canonical_prompt
 from routing.prompt.hashing import DEFAULT_TIER1, PrefixHasher
@@ -59,21 +55,6 @@ COMPLETION_TOKENS: Final = 16  # the default of max_tokens at /v1/completions
 
 _CHOICE_FIELDS: Final = ("n", "best_of")
 _LENGTH_FIELDS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-_LENGTH_FIELDS_READ: Final[dict[type[ParsedBody], tuple[str, ...]]] = {  # the names that engines read at each endpoint
-    ChatBody: ("max_tokens", "max_completion_tokens"),
-    CompletionBody: ("max_tokens",),
-    EmbeddingBody: (),
-    ResponsesBody: ("max_output_tokens",),
-    MessagesBody: ("max_tokens",),
-    ScoreBody: (),
-    TokenizeBody: (),
-    FormBody: (),
-}
-PROMPT_FIELDS: Final[dict[type[ParsedBody], tuple[str, ...]]] = {
-    CompletionBody: ("prompt", "prompt_embeds"),
-    EmbeddingBody: ("input",),
-    ScoreBody: SCORED[1],
-}
 _MEDIA_FIELDS: Final = ("messages", "input", "previous_input_messages")
 _REDUCED_MEDIA_FIELDS: Final = ("messages", "input", "query")
 _LOGPROB_FIELDS: Final = ("logprobs", "top_logprobs", "prompt_logprobs")
@@ -103,7 +84,7 @@ def may_exceed_defaults(body: ParsedBody) -> bool:
 
 def length_to_add(body: ParsedBody, cap: int) -> tuple[str, int] | None:
     """The parameter and value that bound a response's length, where the body has none, null or 0 (no limit)."""
-    names = _LENGTH_FIELDS_READ[type(body)]
+    names = body.length_fields
     if not names or any(getattr(body, name) for name in names):
         return None
     if isinstance(body, CompletionBody):
@@ -120,7 +101,7 @@ def _check_number(field: str, value: Any, cap: int) -> None:
 
 def _check_prompts(body: ParsedBody, cap: int) -> None:
     """Check the number of prompts in all fields together; a body without such a field has one prompt, its messages."""
-    fields = PROMPT_FIELDS.get(type(body), ())
+    fields = body.prompt_fields
     count = max(1, sum(count_prompts(getattr(body, field)) for field in fields))
     if fields and count > cap:
         raise BodyError(fields[0], f"{count} prompts in one request, at most {cap} here")
@@ -259,7 +240,7 @@ def reduce_body(body: ParsedBody) -> ParsedBody:
     """A small body of the same endpoint that the caps accept or reject alike; a few hundred bytes without media."""
     reduced = type(body)(model=body.model, **{name: _reduce_number(getattr(body, name)) for name in _NUMBER_FIELDS})
     _keep_session(body, reduced)
-    for field in PROMPT_FIELDS.get(type(body), ()):
+    for field in body.prompt_fields:
         if count := count_prompts(getattr(body, field)):
             setattr(reduced, field, [""] * count)
     if urls := list(_distinct_remote_urls(media_urls(body))):

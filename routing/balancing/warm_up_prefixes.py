@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from routing.paths import DataPath
 from routing.prompt.canonical import (
     DOCUMENTS,
     MESSAGE,
@@ -187,10 +188,6 @@ class PopularPrefixes:
 
 
 PLACEHOLDER: Final = "."
-_CHAT: Final = "/v1/chat/completions"
-_COMPLETIONS: Final = "/v1/completions"
-_RESPONSES: Final = "/v1/responses"
-_MESSAGES: Final = "/v1/messages"
 _RETAINED_MEMBERS: Final = ("model", "tools", "tool_choice", "cache_salt", *RENDERING_FIELDS)
 # Members that change the start of the prompt.
 _UNSUPPORTED_MEMBERS: Final = ("suffix", "prompt_embeds", "truncate_prompt_tokens")
@@ -212,7 +209,7 @@ def extract_prefix(path: str, body: bytes, prompt: CanonicalPrompt, end: int) ->
         return None
     retained = {name: members[name] for name in _RETAINED_MEMBERS if name in members}
     extracted = _json_encoder.encode(retained | prefix | {"stream": False})
-    return extracted if path != _MESSAGES or _begins_alike(path, extracted, prompt, end) else None
+    return extracted if path != DataPath.MESSAGES or _begins_alike(path, extracted, prompt, end) else None
 
 
 def _begins_alike(path: str, body: bytes, prompt: CanonicalPrompt, end: int) -> bool:
@@ -226,19 +223,19 @@ def _prefix_members(
 ) -> dict[str, Any] | None:
     if any(name in members for name in _UNSUPPORTED_MEMBERS):
         return None
-    if path == _CHAT:
+    if path == DataPath.CHAT_COMPLETIONS:
         messages = _prefix_messages(_decode(members, "messages"), prompt, end)
         # Documents before the end are kept whole.
         has_documents = end > prompt.system_end and _skip_documents(prompt, prompt.system_end) > prompt.system_end
         documents = {"documents": members["documents"]} if has_documents else {}
         return documents | {"messages": messages, "max_tokens": 1} if messages else None
-    if path == _COMPLETIONS:
+    if path == DataPath.COMPLETIONS:
         text = _prefix_prompt(_decode(members, "prompt"), end)
         return {"prompt": text, "max_tokens": 1} if text else None
-    if path == _RESPONSES and end == prompt.system_end:
+    if path == DataPath.RESPONSES and end == prompt.system_end:
         request = {"input": PLACEHOLDER, "max_output_tokens": 1, "store": False}
         return request | ({"instructions": members["instructions"]} if "instructions" in members else {})
-    if path == _MESSAGES and end == prompt.system_end:
+    if path == DataPath.MESSAGES and end == prompt.system_end:
         request = {"messages": [{"role": "user", "content": PLACEHOLDER}], "max_tokens": 1}
         thinking = _decode(members, "thinking")
         is_disabled = type(thinking) is dict and thinking.get("type") == "disabled"  # else it needs more tokens

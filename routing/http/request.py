@@ -18,6 +18,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from routing.http.response import HOP_BY_HOP, Header, RejectedRequestError, template_of, without_named
+from routing.paths import ENDPOINTS
 from routing.prompt.parsing import is_large
 from routing.schema import DEFAULT_SESSION_KEYS, Limits
 
@@ -73,6 +74,7 @@ class RequestHead:
         "coding",
         "content_length",
         "content_type",
+        "endpoint",
         "expects_continue",
         "grant",
         "has_length",
@@ -95,6 +97,7 @@ class RequestHead:
         self.method = method
         self.target = target
         self.path = target.partition(b"?")[0]
+        self.endpoint = ENDPOINTS.get(self.path)  # None: of a path that the router answers itself, or has not
         self.http11 = http11
         self.keep_alive = False  # set at the end of the message
         self.lines = b""  # header lines for the replica, each with its CRLF

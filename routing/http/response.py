@@ -26,6 +26,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from routing.paths import ANTHROPIC
 from routing.schema import PER_REQUEST_HEADERS, TRACE_HEADERS
 
 Header = tuple[bytes, bytes]
@@ -421,7 +422,6 @@ def error_body(status: int, message: str, param: str | None = None, kind: str | 
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": status}})
 
 
-ANTHROPIC: Final = b"/v1/messages"  # paths of Anthropic's API begin with it
 _ANTHROPIC_ERROR_TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",

@@ -28,13 +28,6 @@ if TYPE_CHECKING:
 
 MAX_QUEUED: Final = 2048  # spans, a few MB; the SDK's default
 MAX_NAME: Final = 256  # characters of a model's name in a span
-OPERATIONS: Final[dict[bytes, str]] = {  # names of the GenAI conventions by path; other paths have none
-    b"/v1/chat/completions": "chat",
-    b"/v1/responses": "chat",
-    b"/v1/messages": "chat",
-    b"/v1/completions": "text_completion",
-    b"/v1/embeddings": "embeddings",
-}
 PREFILL: Final = "prefill"
 RESENT: Final = "resent"  # the same replica got the request again
 
@@ -150,7 +143,7 @@ class RequestTrace:
         self.status: int | None = None  # of a response by the router itself
         self._tracer = tracer
         self._path = head.path
-        self._operation = OPERATIONS.get(head.path, "")
+        self._operation = "" if head.endpoint is None else head.endpoint.operation
         self._model = ""
         self._attempt: Span | None = None
         self._attempts = 0

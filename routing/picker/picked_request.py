@@ -34,7 +34,7 @@ from routing.http.usage import (
 from routing.observability.decision_log import structure_json
 from routing.observability.metrics import Outcome
 from routing.prompt.parsing import with_usage_requested
-from routing.proxy.admission import PROMPT_PATHS, RESPONSES, admit_request, rejection_of, with_response_id
+from routing.proxy.admission import RESPONSES, admit_request, rejection_of, with_response_id
 from routing.proxy.exchange import INVALID_STATUSES
 from routing.proxy.prefill_leg import check_parameters
 from routing.proxy.response_relay import (
@@ -174,8 +174,8 @@ class PickedRequest:
 
     async def _read_large_body(self, wait: Wait) -> BodyReading | None:
         """Let another process read a large body; None for others."""
-        path, body = PROMPT_PATHS.get(self._request.head.path), self._request.body
-        if path is None or not self._request.is_large:
+        endpoint, body = self._request.head.endpoint, self._request.body
+        if endpoint is None or endpoint.is_form or not self._request.is_large:
             return None
         future: asyncio.Future[BodyReading] = asyncio.get_running_loop().create_future()
 
@@ -184,7 +184,7 @@ class PickedRequest:
 
         grant = self._request.grant
         pending = self._services.large_bodies.read(
-            path, body, future.set_result, on_rejected, owner=grant.name if grant else None
+            endpoint.path, body, future.set_result, on_rejected, owner=grant.name if grant else None
         )
         try:
             return await wait(future)
@@ -248,7 +248,7 @@ class PickedRequest:
             and self.decision.pool in self._active.usage_pools
             and pool.accepts_usage_requests
         )
-        if request.head.path == RESPONSES:
+        if request.head.endpoint is RESPONSES:
             admission, model = self._active.admission, self._placement.model
             return with_response_id(request, admission, self.decision, model)
         return with_usage_requested(request.body, request.layout) if self._hides_usage else request.body

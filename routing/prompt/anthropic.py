@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from routing.prompt.bodies import Message, MessagesBody
+from routing.paths import Message, MessagesBody
 
 ATTRIBUTION: Final = "x-anthropic-billing-header"
 _TOOL_CHANGES: Final = ("tool_addition", "tool_removal")

@@ -37,8 +37,8 @@ from typing import Any, Final, cast
 import msgspec
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
-from routing.prompt.anthropic import ATTRIBUTION, chat_messages, effort_of, rendered_tools
-from routing.prompt.bodies import (
+from routing.paths import (
+    BODIES,
     SCORED,
     ChatBody,
     CompletionBody,
@@ -48,23 +48,15 @@ from routing.prompt.bodies import (
     ParsedBody,
     ResponsesBody,
     ScoreBody,
-    TokenizeBody,
 )
+from routing.prompt.anthropic import ATTRIBUTION, chat_messages, effort_of, rendered_tools
 from routing.types import BLOCK_BYTES, BLOCK_TOKENS, BodyError
 
 TRAILING_ARGUMENTS: Final = frozenset({"enable_thinking", "thinking"})
 
-_TEMPLATE_PARAMETERS: Final = ("chat_template", "chat_template_kwargs", "mm_processor_kwargs", "media_io_kwargs")
-_PARAMETERS_READ: Final[dict[type[ParsedBody], tuple[str, ...]]] = {  # parameters that vLLM reads at each endpoint
-    ChatBody: (*_TEMPLATE_PARAMETERS, "reasoning_effort", "add_special_tokens"),
-    CompletionBody: ("add_special_tokens",),
-    EmbeddingBody: (*_TEMPLATE_PARAMETERS, "add_special_tokens"),
-    ResponsesBody: _TEMPLATE_PARAMETERS[1:],
-    MessagesBody: ("chat_template_kwargs", "reasoning_effort"),
-    ScoreBody: ("chat_template_kwargs", "mm_processor_kwargs"),
-    TokenizeBody: (),
-}
-RENDERING_FIELDS: Final = tuple(sorted({"reasoning", *(name for names in _PARAMETERS_READ.values() for name in names)}))
+RENDERING_FIELDS: Final = tuple(
+    sorted({"reasoning", *(name for body in BODIES.values() for name in body.rendering_fields)})
+)
 
 
 def rendering_of(body: ParsedBody, data: bytes, tokens: int) -> int:
@@ -81,7 +73,7 @@ def rendering_of(body: ParsedBody, data: bytes, tokens: int) -> int:
         and body.suffix is None
     ):
         return 0
-    params = {name: value for name in _PARAMETERS_READ[type(body)] if (value := getattr(body, name)) not in (None, {})}
+    params = {name: value for name in body.rendering_fields if (value := getattr(body, name)) not in (None, {})}
     if type(body) is ResponsesBody and type(body.reasoning) is dict:
         effort = body.reasoning.get("effort")
         if effort is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from routing.prompt.bodies import FormBody
+from routing.paths import FormBody
 from routing.types import BodyError
 
 MAX_FIELDS: Final = 128  # in one form

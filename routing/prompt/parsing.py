@@ -36,7 +36,7 @@ from typing import Final
 
 import msgspec
 
-from routing.prompt.bodies import BODIES, ChatBody, CompletionBody, Message, ParsedBody, ResponsesBody
+from routing.paths import BODIES, ChatBody, CompletionBody, Message, ParsedBody, ResponsesBody
 from routing.types import BodyError
 
 MAX_DEPTH: Final = 64  # nested lists and objects

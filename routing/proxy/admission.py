@@ -23,7 +23,7 @@ from routing.balancing.request import (
 )
 from routing.health.checks import ReportedModel
 from routing.http.response import LocalResponse, RejectedRequestError
-from routing.prompt.bodies import BODIES, ParsedBody
+from routing.paths import DataPath, Endpoint, ParsedBody
 from routing.prompt.canonical import CanonicalPrompt
 from routing.prompt.forms import read_form
 from routing.prompt.parsing import raw_member, session_key_in, with_member, with_members
@@ -40,9 +40,7 @@ if TYPE_CHECKING:
     from routing.http.request import Request, RequestHead
 
 
-PROMPT_PATHS: Final = {path.encode(): path for path in BODIES}
-RESPONSES: Final = b"/v1/responses"
-FORM_PATHS: Final = frozenset({b"/v1/audio/transcriptions", b"/v1/audio/translations"})
+RESPONSES: Final = DataPath.RESPONSES.endpoint
 NO_PROMPT: Final = CanonicalPrompt(b"", 0, 0, [])
 RETRY_AFTER_S: Final = 1  # sent to clients when the router cannot serve a request now
 _DEFAULT: Final = Caps()
@@ -86,11 +84,7 @@ class Admission:
         self._session_keys = {
             pool.name: SessionKeys(pool.session_keys) for pool in config.pools if pool.session_keys is not None
         }
-        self._paths = {
-            pool.name: frozenset(path.encode() for path in pool.paths)
-            for pool in config.pools
-            if pool.paths is not None
-        }
+        self._paths = {pool.name: frozenset(map(str, pool.paths)) for pool in config.pools if pool.paths is not None}
         has_aliases = any(pool.aliases for pool in config.pools)
         self.is_trivial = (
             config.access is None and not has_aliases and all(caps == _DEFAULT for caps in self._caps.values())
@@ -112,14 +106,14 @@ class Admission:
             return None
         return Scope.of(request, model.pool.name, group.name, model.name or "")
 
-    def check_path(self, path: bytes, model: str | None) -> None:
+    def check_path(self, path: str, model: str | None) -> None:
         """RejectedRequestError if the pool of a model does not serve this path."""
         if not self._paths:
             return
         pool = self._pool_of(model)
         paths = None if pool is None else self._paths.get(pool)
         if paths is not None and path not in paths:
-            raise RejectedRequestError(404, f"pool {pool!r} does not serve {path.decode('latin-1')}")
+            raise RejectedRequestError(404, f"pool {pool!r} does not serve {path}")
 
     def _pool_of(self, model: str | None) -> str | None:
         """The pool that serves a model; None if none does, which placement reports."""
@@ -212,11 +206,13 @@ def admit_request(request: Request, admission: Admission, reading: BodyReading |
     ``reading``: of its body, if another process read it.
     """
     head = request.head
-    path = PROMPT_PATHS.get(head.path)
-    if path is None:
-        return _admit_form(request, admission) if head.path in FORM_PATHS else _admit_bare(request, admission)
+    endpoint = head.endpoint
+    if endpoint is None:
+        return _admit_bare(request, admission)
+    if endpoint.is_form:
+        return _admit_form(request, endpoint, admission)
     if reading is None:
-        reading = read_body(path, request.body)
+        reading = read_body(endpoint.path, request.body)
     parsed = reading.body
     request.omits_usage, request.layout = reading.omits_usage, reading.layout
     session_key = admission.session_key(head, parsed, parsed.model, head.session_id or reading.session_key)
@@ -231,12 +227,12 @@ def admit_request(request: Request, admission: Admission, reading: BodyReading |
     )
     if reading.previous_id is not None:
         placement.pinned, _ = admission.response_ids.find(reading.previous_id, request.grant)
-    if head.path == RESPONSES and request.layout is None:
+    if endpoint is RESPONSES and request.layout is None:
         raw_member(request.body, "request_id")  # BodyError now, not when ``with_response_id`` sets it
-    return _apply(admission, request, parsed, placement)
+    return _apply(admission, request, endpoint, parsed, placement)
 
 
-def _admit_form(request: Request, admission: Admission) -> PlacementRequest:
+def _admit_form(request: Request, endpoint: Endpoint, admission: Admission) -> PlacementRequest:
     head = request.head
     form = read_form(head.content_type, request.body)
     request.model_span = form.model_span
@@ -244,14 +240,16 @@ def _admit_form(request: Request, admission: Admission) -> PlacementRequest:
     is_plain = parsed.stream is not True
     session_key = admission.session_key(head, None, parsed.model, head.session_id)
     placement = PlacementRequest(parsed.model, head.task_group, session_key, NO_PROMPT, is_plain=is_plain)
-    return _apply(admission, request, parsed, placement)
+    return _apply(admission, request, endpoint, parsed, placement)
 
 
-def _apply(admission: Admission, request: Request, parsed: ParsedBody, placement: PlacementRequest) -> PlacementRequest:
+def _apply(
+    admission: Admission, request: Request, endpoint: Endpoint, parsed: ParsedBody, placement: PlacementRequest
+) -> PlacementRequest:
     """Apply the rules of the configuration; whether the pool serves the path comes last, after the key's scope."""
     if not admission.is_trivial or may_exceed_defaults(parsed):
         placement = admission.apply(request, parsed, placement)
-    admission.check_path(request.head.path, placement.model)
+    admission.check_path(endpoint.path, placement.model)
     return placement
 
 
@@ -264,7 +262,7 @@ def _admit_bare(request: Request, admission: Admission) -> PlacementRequest:
     if not admission.is_trivial:
         placement = admission.apply(request, None, placement)
     if response_id is not None:
-        admission.check_path(RESPONSES, placement.model)
+        admission.check_path(RESPONSES.path, placement.model)
     return placement
 
 

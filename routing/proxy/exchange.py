@@ -22,7 +22,7 @@ from routing.log import defect
 from routing.observability.decision_log import structure_json
 from routing.observability.metrics import Outcome
 from routing.prompt.parsing import with_usage_requested, without_member
-from routing.proxy.admission import PROMPT_PATHS, RESPONSES, admit_request, rejection_of, with_response_id
+from routing.proxy.admission import RESPONSES, admit_request, rejection_of, with_response_id
 from routing.proxy.prefill_leg import REJECTED, RETRIED, PrefillLeg, check_parameters
 from routing.proxy.response_relay import (
     REPLICA_ERROR,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from routing.http.request import Request
     from routing.http.response_json import ParsedResponse
     from routing.observability.decision_log import Record
+    from routing.paths import Endpoint
     from routing.proxy.admission_queues import QueuePermit
     from routing.proxy.large_bodies import PendingBody
     from routing.proxy.services import ActiveConfiguration, Services
@@ -174,19 +175,19 @@ class Exchange:
             self._lookup, self._pool, self._group = lookup, lookup.pool, lookup.group
             self._respond_from_cache(lookup)
             return
-        if self._request.is_large and self._request.head.path in PROMPT_PATHS:
-            self._read_large_body()
+        endpoint = self._request.head.endpoint
+        if self._request.is_large and endpoint is not None and not endpoint.is_form:
+            self._read_large_body(endpoint)
         else:
             self._admit(None)
 
     @log_exceptions
-    def _read_large_body(self) -> None:
+    def _read_large_body(self, endpoint: Endpoint) -> None:
         self._enter(READING)
-        path, body = PROMPT_PATHS[self._request.head.path], self._request.body
-        grant = self._request.grant
+        body, grant = self._request.body, self._request.grant
         try:
             self._pending_body = self._services.large_bodies.read(
-                path, body, self.on_body_read, self.on_body_rejected, owner=grant.name if grant else None
+                endpoint.path, body, self.on_body_read, self.on_body_rejected, owner=grant.name if grant else None
             )
         except RejectedRequestError as rejection:
             self._reject(rejection)
@@ -402,7 +403,7 @@ class Exchange:
             and upstream.pool.accepts_usage_requests
         )
         body = with_usage_requested(request.body, request.layout) if self._removes_usage else request.body
-        if request.head.path == RESPONSES:
+        if request.head.endpoint is RESPONSES:
             admission, model = self._configuration.admission, self._placement_request.model
             body = with_response_id(request, admission, self._decision, model)
         first_byte_s = self._first_byte_limit_s()

@@ -33,7 +33,7 @@ from typing import BinaryIO, Final
 from routing.balancing.request import BodyReading, read_body, reduce_body
 from routing.http.response import RejectedRequestError
 from routing.log import defect, event
-from routing.prompt.bodies import BODIES
+from routing.paths import BODIES
 from routing.prompt.canonical import CanonicalPrompt
 from routing.prompt.parsing import Layout, layout_of
 from routing.types import BodyError

@@ -51,8 +51,6 @@ MAX_RESPONSE_BYTES: Final = 4 << 20  # a prompt of a million tokens has 62,500 b
 NO_PARAMETERS: Final = "no_parameters"  # the engine has no KV connector, or the generation did not end by its length
 REJECTED: Final = "rejected"  # the decode replica could not fetch the blocks
 RETRIED: Final = "retried"  # the decode replica failed, and another one got the request
-CHAT: Final = b"/v1/chat/completions"
-PATHS: Final = frozenset({CHAT, b"/v1/completions"})
 NULL: Final = msgspec.Raw(b"null")
 REMOTE_DECODE: Final = msgspec.Raw(
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,'
@@ -90,8 +88,8 @@ class PrefillPlan(NamedTuple):
 
 def plan_prefill(request: Request, decision: Decision, placement: Placement, health: HealthRegistry) -> PrefillPlan:
     """Decide whether another replica prefills a request first. No side effects. Its pool's replicas must have roles."""
-    route = decision.route.prefill
-    if route is None or request.head.path not in PATHS:
+    route, endpoint = decision.route.prefill, request.head.endpoint
+    if route is None or endpoint is None or not endpoint.may_transfer:
         return PrefillPlan(0, SkipCause.ENDPOINT)
     tokens = route.uncached_tokens(decision.choice, decision.candidates, decision.keys)
     if tokens < route.min_uncached_tokens:
@@ -145,9 +143,9 @@ def prefill_body(request: Request, layout: Layout) -> bytes:
     ``min_tokens`` prevents an end-of-sequence token: the engine does not keep the blocks of a generation that ended by
     itself.
     """
-    members: dict[str, Value] = {"stream": False, "max_tokens": 1, "min_tokens": 1, MEMBER: REMOTE_DECODE}
-    if request.head.path == CHAT:
-        members["max_completion_tokens"] = 1
+    members: dict[str, Value] = {"stream": False, "min_tokens": 1, MEMBER: REMOTE_DECODE}
+    if request.head.endpoint is not None:
+        members |= dict.fromkeys(request.head.endpoint.body.length_fields, 1)
     if "stream_options" in layout.spans:
         members["stream_options"] = NULL
     return with_members(request.body, members, layout)[0]

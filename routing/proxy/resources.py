@@ -1,4 +1,4 @@
-"""Paths that name a model or a stored response, and the ids of stored responses.
+"""The methods of all paths, paths that name a model or a stored response, and the ids of stored responses.
 
 A response of ``/v1/responses`` is stored in the memory of the replica that generated it, under the ``request_id`` of
 its request, which the router sets. The id therefore states, without any stored state, the replica, the model, and by a
@@ -23,14 +23,17 @@ from routing.types import TargetId
 
 if TYPE_CHECKING:
     from routing.http.auth import Grant
+    from routing.http.request import RequestHead
     from routing.schema import PoolConfig
 
 NONCE_BYTES: Final = 12
 MARK_HEX: Final = 32  # digits of a mark: 128 bits
 
-_METHODS_OF_RESPONSE: Final = (b"GET", b"DELETE")
-_METHODS_OF_CANCEL: Final = (b"POST",)
-_METHODS_OF_MODEL: Final = (b"GET", b"HEAD")
+HEALTH: Final = b"/health"
+MODELS: Final = b"/v1/models"
+_POST: Final = (b"POST",)
+_GET: Final = (b"GET", b"HEAD")
+_GET_OR_DELETE: Final = (b"GET", b"DELETE")
 _response_path: Final = re.compile(rb"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel)?").fullmatch
 _SEGMENT: Final = rb"[A-Za-z0-9_][A-Za-z0-9._:@+-]*"  # begins with no dot: no segment is . or ..
 _model_path: Final = re.compile(
@@ -43,12 +46,17 @@ _own_id: Final = re.compile(
 ).fullmatch
 
 
-def methods_of(path: bytes) -> tuple[bytes, ...] | None:
-    """The methods of a path that names a model or a stored response; None for any other path."""
+def methods_of(head: RequestHead) -> tuple[bytes, ...] | None:
+    """The methods of a request's path; None if there is no such path."""
+    if head.endpoint is not None:
+        return _POST
+    path = head.path
+    if path in {HEALTH, MODELS} or _model_path(path) is not None:
+        return _GET
     response = _response_path(path)
-    if response is not None:
-        return _METHODS_OF_CANCEL if response[2] else _METHODS_OF_RESPONSE
-    return None if _model_path(path) is None else _METHODS_OF_MODEL
+    if response is None:
+        return None
+    return _POST if response[2] else _GET_OR_DELETE
 
 
 def response_named_by(path: bytes) -> str | None:

@@ -33,10 +33,10 @@ from routing.http.tls import Tls
 from routing.limits.concurrency import SharedLimits
 from routing.log import event
 from routing.process import file_limit, max_clients
-from routing.proxy.admission import FORM_PATHS, PROMPT_PATHS, RETRY_AFTER_S, model_response, models_response
+from routing.proxy.admission import RETRY_AFTER_S, model_response, models_response
 from routing.proxy.config_store import ConfigStore, LastKnownGood, Signatures, Swap
 from routing.proxy.exchange import Exchange
-from routing.proxy.resources import methods_of, model_named_by
+from routing.proxy.resources import HEALTH, MODELS, methods_of, model_named_by
 from routing.proxy.response_relay import Downstream
 from routing.proxy.services import ActiveConfiguration, Services
 from routing.response_cache.evidence import uses_semantic_caches
@@ -53,14 +53,9 @@ logger = logging.getLogger(__name__)
 
 HOUSEKEEPING_S: Final = 0.25
 REFUSED_LOG_S: Final = 60.0
-HEALTH: Final = b"/health"
-MODELS: Final = b"/v1/models"
 POST: Final = b"POST"
 OPTIONS: Final = b"OPTIONS"
 HEAD: Final = b"HEAD"  # vLLM has none for models
-_METHODS: Final = dict.fromkeys((*PROMPT_PATHS, *FORM_PATHS), (b"POST",)) | dict.fromkeys(
-    (HEALTH, MODELS), (b"GET", b"HEAD")
-)
 IPV6_NETWORK_BITS: Final = 64  # a client can choose its addresses within a /64
 
 
@@ -226,7 +221,7 @@ class Router:
 
     def _preflight(self, head: RequestHead) -> LocalResponse | None:
         """The response to a browser that asks, without a key, what a page may send; None if it may not send it."""
-        methods = _METHODS.get(head.path) or methods_of(head.path)
+        methods = methods_of(head)
         if methods is None or self.active is None or self.active.cross_origin is None:
             return None
         return self.active.cross_origin.preflight(head, methods)
@@ -241,7 +236,7 @@ class Router:
     def accept(self, request: Request) -> ActiveConfiguration | LocalResponse:
         """Count a request as in flight, or respond without a replica; RejectedRequestError as ``open``."""
         head = request.head
-        methods = _METHODS.get(head.path) or methods_of(head.path)
+        methods = methods_of(head)
         if methods is None:
             raise RejectedRequestError(404, "no such path")
         if head.method not in methods:

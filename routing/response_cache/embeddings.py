@@ -24,6 +24,7 @@ from routing.balancing.request import PlacementRequest
 from routing.http.loop import log_exceptions
 from routing.http.request import Request, RequestHead
 from routing.log import defect
+from routing.paths import DataPath
 from routing.prompt.canonical import CanonicalPrompt
 from routing.response_cache.store import Pause
 from routing.types import RoutingError
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 Vector = npt.NDArray[np.float32]
 
-PATH: Final = b"/v1/embeddings"
+PATH: Final = DataPath.EMBEDDINGS.encode()
 MAX_RESPONSE_BYTES: Final = 2 << 20
 MAX_DIMENSIONS: Final = 8192
 NO_PROMPT: Final = CanonicalPrompt(b"", 0, 0, [])  # placed by load: replicas have no prefix of such a text

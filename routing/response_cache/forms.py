@@ -14,12 +14,12 @@ from typing import Any, Final
 import msgspec
 
 from routing.http.usage import Fingerprint, UsageFilter
+from routing.paths import DataPath
 
 Json = dict[str, Any]
 
-CHAT: Final = b"/v1/chat/completions"
-COMPLETIONS: Final = b"/v1/completions"
-MESSAGES: Final = b"/v1/messages"
+CHAT: Final = DataPath.CHAT_COMPLETIONS.encode()
+MESSAGES: Final = DataPath.MESSAGES.encode()
 DONE: Final = b"[DONE]"
 _TEXTS: Final = ("content", "reasoning", "reasoning_content", "refusal")
 _BLOCK_TEXTS: Final = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}

@@ -20,22 +20,19 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from routing.log import defect
+from routing.paths import ChatBody, Endpoint, MessagesBody
 from routing.schema import CacheWhen, ResponseCache, derived_key, entry_prefix
 from routing.types import BodyError
 
 if TYPE_CHECKING:
     from routing.http.request import Request
 
-GENERATING: Final = frozenset({b"/v1/chat/completions", b"/v1/completions", b"/v1/messages"})
-SCORING: Final = frozenset(
-    {b"/v1/embeddings", b"/pooling", b"/classify", b"/score", b"/v1/score", b"/rerank", b"/v1/rerank", b"/v2/rerank"}
-)
 # Members that concern the delivery or the sender and do not change what the model generates.
 IRRELEVANT: Final = frozenset(
     {"stream", "stream_options", "cache", "user", "metadata", "session_id", "prompt_cache_key", "safety_identifier"}
     | {"request_id", "priority"}
 )
-TURNS: Final = frozenset({b"/v1/chat/completions", b"/v1/messages"})
+WITH_TURNS: Final = (ChatBody, MessagesBody)
 QUOTING: Final = ("echo", "prompt_logprobs", "return_token_ids")  # members for a response that contains the prompt
 MAX_TURN_CHARS: Final = 8192
 LENGTH_LIMITS: Final = ("max_tokens", "max_completion_tokens")
@@ -127,8 +124,8 @@ class CacheKeys:
         self, request: Request, scope: Scope, settings: ResponseCache, *, with_turn: bool = False
     ) -> CacheKey | None:
         """The key of a request; None if it may not be answered from the cache. BodyError for malformed options."""
-        path, body = request.head.path, request.body
-        if path not in GENERATING and path not in SCORING:
+        path, body, endpoint = request.head.path, request.body, request.head.endpoint
+        if endpoint is None or not endpoint.is_cacheable:
             return None
         try:
             members = msgspec.json.decode(body)
@@ -138,12 +135,12 @@ class CacheKeys:
             return None
         header = request.head.header(b"cache-control") or ""
         options = read_options(members.get("cache"), header, settings.ttl_s)
-        if options is None or not may_cache(path, members, settings, asks=options.is_asked_for):
+        if options is None or not may_cache(endpoint, members, settings, asks=options.is_asked_for):
             return None
         relevant = {name: value for name, value in members.items() if name not in IRRELEVANT}
         covered = _joined(path, *scope, settings.version, options.namespace)
         turn = None
-        if with_turn and not options.is_exact and options.may_load and (parts := split_last_turn(path, relevant)):
+        if with_turn and not options.is_exact and options.may_load and (parts := split_last_turn(endpoint, relevant)):
             digest = self._digest(parts[0], _joined(covered, "last turn")).digest()
             turn = Turn(digest, parts[1], self._caller_of(scope))
         prefix = entry_prefix(self._secret, scope.pool, scope.group, model=scope.model, namespace=options.namespace)
@@ -231,10 +228,10 @@ class RequestDigests:
         return 64 - xxh3_64_intdigest(prompt, self._seed).bit_length()
 
 
-def split_last_turn(path: bytes, members: dict[str, Any]) -> tuple[dict[str, Any], str] | None:
+def split_last_turn(endpoint: Endpoint, members: dict[str, Any]) -> tuple[dict[str, Any], str] | None:
     """The members without the text of their last message, and that text; None unless a user wrote only text."""
     messages = members.get("messages")
-    if path not in TURNS or any(members.get(name) for name in QUOTING) or not isinstance(messages, list):
+    if endpoint.body not in WITH_TURNS or any(members.get(name) for name in QUOTING) or not isinstance(messages, list):
         return None
     last = messages[-1] if messages else None
     if not isinstance(last, dict) or last.get("role") != "user":
@@ -255,7 +252,7 @@ def _is_text(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def may_cache(path: bytes, members: dict[str, Any], settings: ResponseCache, *, asks: bool) -> bool:
+def may_cache(endpoint: Endpoint, members: dict[str, Any], settings: ResponseCache, *, asks: bool) -> bool:
     """Whether the response of a request may be stored and served again. ``asks``: the request asks for it."""
     has_seed = isinstance(members.get("seed"), int) and not isinstance(members.get("seed"), bool)
     if not has_seed and any(_count(members.get(name)) > 1 for name in ("n", "best_of")):
@@ -266,7 +263,7 @@ def may_cache(path: bytes, members: dict[str, Any], settings: ResponseCache, *, 
         return False
     temperature = members.get("temperature")
     is_greedy = isinstance(temperature, int | float) and not isinstance(temperature, bool) and temperature == 0
-    return path in SCORING or is_greedy or has_seed
+    return not endpoint.generates or is_greedy or has_seed
 
 
 def _count(value: Any) -> int:

@@ -1,9 +1,10 @@
 """The configuration that a router runs: one immutable, versioned snapshot.
 
 The control plane builds it, a file may hold it, and the router checks and runs it. Other packages import from this
-package only, so it depends on msgspec alone and does no I/O. ``README.md`` lists its files.
+package only, so it depends on msgspec and the paths alone, and does no I/O. ``README.md`` lists its files.
 """
 
+from routing.paths import DataPath as DataPath
 from routing.schema.access import Access as Access
 from routing.schema.access import ApiKey as ApiKey
 from routing.schema.access import check_access as check_access
@@ -69,7 +70,6 @@ from routing.schema.requests import DEFAULT_SESSION_KEYS as DEFAULT_SESSION_KEYS
 from routing.schema.requests import PER_REQUEST_HEADERS as PER_REQUEST_HEADERS
 from routing.schema.requests import SESSION_FIELDS as SESSION_FIELDS
 from routing.schema.requests import TRACE_HEADERS as TRACE_HEADERS
-from routing.schema.requests import DataPath as DataPath
 from routing.schema.requests import check_origins as check_origins
 from routing.schema.requests import check_paths as check_paths
 from routing.schema.requests import check_session_keys as check_session_keys

@@ -24,6 +24,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from routing.paths import DataPath
 from routing.schema.access import Access, check_access
 from routing.schema.fields import (
     REMOVED_FIELDS,
@@ -52,7 +53,6 @@ from routing.schema.limits import (
 )
 from routing.schema.requests import (
     MAX_ORIGINS,
-    DataPath,
     Origin,
     SessionKey,
     check_origins,
@@ -63,7 +63,6 @@ from routing.schema.response_cache import ResponseCache, SemanticCache
 from routing.schema.ring import MAX_ON_RING
 from routing.schema.strategies import AffinitySettings, PolicyConfig, Settings, Tier1
 
-EMBEDDINGS = "/v1/embeddings"
 Tier1Hash = Annotated[str, matching(r"[0-9a-f]{16}")]  # as decisions and /admin/explain show it
 NamePrefix = Annotated[str, matching(r"[a-z0-9][a-z0-9._-]{0,62}")]
 SessionPrefix = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -444,8 +443,8 @@ def check_semantic_cache(group: TaskGroupConfig, pools: Iterable[PoolConfig], pa
     pool = next((pool for pool in pools if pool.name == settings.embedding_pool), None)
     if pool is None:
         raise ConfigError(f"{path}.embedding_pool", f"no pool is named {settings.embedding_pool!r}")
-    if pool.paths is not None and EMBEDDINGS not in pool.paths:
-        raise ConfigError(f"{path}.embedding_pool", f"pool {pool.name!r} does not serve {EMBEDDINGS}")
+    if pool.paths is not None and DataPath.EMBEDDINGS not in pool.paths:
+        raise ConfigError(f"{path}.embedding_pool", f"pool {pool.name!r} does not serve {DataPath.EMBEDDINGS}")
     owner = next((pool for pool in pools if settings.embedding_model in {name for name, _ in pool.names}), None)
     if owner is not pool and (owner is not None or pool.models):
         reason = f"pool {pool.name!r} has no model {settings.embedding_model!r}"

@@ -9,35 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Annotated, Final
 
 from msgspec import Meta
 
 from routing.schema.fields import ConfigError, matching
-
-
-class DataPath(StrEnum):
-    """A path of the data port that replicas serve. Stored responses, and their ids, belong to ``/v1/responses``."""
-
-    CHAT_COMPLETIONS = "/v1/chat/completions"
-    COMPLETIONS = "/v1/completions"
-    EMBEDDINGS = "/v1/embeddings"
-    RESPONSES = "/v1/responses"
-    MESSAGES = "/v1/messages"
-    COUNT_TOKENS = "/v1/messages/count_tokens"
-    TOKENIZE = "/tokenize"
-    DETOKENIZE = "/detokenize"
-    POOLING = "/pooling"
-    CLASSIFY = "/classify"
-    SCORE = "/score"
-    SCORE_V1 = "/v1/score"
-    RERANK = "/rerank"
-    RERANK_V1 = "/v1/rerank"
-    RERANK_V2 = "/v2/rerank"
-    TRANSCRIPTIONS = "/v1/audio/transcriptions"
-    TRANSLATIONS = "/v1/audio/translations"
-
 
 SessionKey = Annotated[str, Meta(max_length=128)]
 MAX_ORIGINS: Final = 100  # of one pool

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
+from routing.paths import Message, MessagesBody
 from routing.prompt.anthropic import chat_messages
-from routing.prompt.bodies import Message, MessagesBody
 from routing.standin.errors import ApiError, invalid
 from routing.standin.replica import Choice, Generation
 from routing.standin.requests import read_messages

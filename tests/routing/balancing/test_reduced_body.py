@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing.balancing.request import check_caps, length_to_add, may_exceed_defaults, reduce_body
-from routing.prompt.bodies import BODIES, ParsedBody
+from routing.paths import BODIES, ParsedBody
 from routing.prompt.parsing import parse_body
 from routing.schema import Caps
 from routing.types import BodyError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from routing.balancing.request import check_caps, length_to_add, may_exceed_defaults
-from routing.prompt.bodies import ChatBody, Message
+from routing.paths import ChatBody, Message
 from routing.prompt.parsing import parse_body
 from routing.schema import Caps
 from routing.types import BodyError

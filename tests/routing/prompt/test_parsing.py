@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.prompt.bodies import BODIES, ChatBody, CompletionBody
+from routing.paths import BODIES, ChatBody, CompletionBody
 from routing.prompt.canonical import canonical_prompt
 from routing.prompt.forms import MAX_FIELDS, read_form
 from routing.prompt.parsing import parse_body, session_key

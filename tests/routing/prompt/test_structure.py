@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.prompt.bodies import BODIES
+from routing.paths import BODIES
 from routing.prompt.canonical import canonical_prompt
 from routing.prompt.hashing import PrefixHasher
 from routing.prompt.parsing import parse_body, session_key

@@ -16,8 +16,8 @@ import pytest
 
 from routing.balancing.request import read_body
 from routing.http.response import RejectedRequestError
+from routing.paths import BODIES
 from routing.prompt import parsing
-from routing.prompt.bodies import BODIES
 from routing.prompt.parsing import LARGE_BYTES
 from routing.proxy import large_bodies
 from routing.proxy.client_connection import READ_BYTES, ClientConnection

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from routing.proxy.admission import FORM_PATHS, PROMPT_PATHS
 from routing.proxy.resources import ResponseIds
 from routing.schema import (
     DEFAULT_SESSION_KEYS,
@@ -194,10 +193,6 @@ def test_a_key_that_can_name_no_session_is_rejected(keys: tuple[str, ...], reaso
 
 
 # --- paths ---
-
-
-def test_every_path_with_a_prompt_or_a_form_can_be_listed() -> None:
-    assert {path.encode() for path in DataPath} == PROMPT_PATHS.keys() | FORM_PATHS
 
 
 async def test_a_path_that_the_pool_does_not_serve_is_not_found_in_the_form_of_its_api(replica: FakeReplica) -> None:
