@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from routing.balancing.load_tracker import Load
     from routing.health.checks import ActiveFleet, Balancer
     from routing.schema import PoolConfig
-    from routing.upstream.connection import Listener, UpstreamConnection
+    from routing.upstream.connection import UpstreamCall, UpstreamConnection
     from routing.upstream.pool import ConnectionPool
 
 
@@ -163,7 +163,7 @@ class StallDetector:
         if reason is not None:
             self._eject(connections, reason, Cause.STALLED)
 
-    def _allowed_s(self, pool: PoolConfig, check: EngineCheck, oldest: Listener, now: float) -> float:
+    def _allowed_s(self, pool: PoolConfig, check: EngineCheck, oldest: UpstreamCall, now: float) -> float:
         """Seconds for which an engine may stand still while ``oldest`` waits there."""
         loads, typical = self._loads(check.name), self._typical[pool.name]
         tokens, rate = oldest.prompt_tokens, _rate(loads)

@@ -28,7 +28,6 @@ from routing.balancing.replicas import rank_of
 from routing.balancing.warm_up_prefixes import PopularPrefixes, PrefixKey, WarmUpPrompt, extract_prefix
 from routing.engines import rejects_priorities
 from routing.health.checks import active_replicas
-from routing.http.loop import log_exceptions
 from routing.http.request import Request, RequestHead
 from routing.http.usage import ResponseTail
 from routing.log import defect, event
@@ -36,9 +35,9 @@ from routing.observability.metrics import PREFIX, header, labels
 from routing.prompt.parsing import with_member
 from routing.schema import PoolConfig, ReplicaState
 from routing.types import BLOCK_BYTES, NoReplicaError, ReplicaId, TargetId
+from routing.upstream.connection import OwnCall
 
 MAX_FAILURES = 3  # requests that fail in a row, after which no more are sent
-MAX_ERROR_BYTES = 4096  # of an error response that are read, for the reason
 BAD_REQUEST = 400
 
 if TYPE_CHECKING:
@@ -46,13 +45,10 @@ if TYPE_CHECKING:
     from routing.health.checks import Balancer, HealthChecks
     from routing.health.engine_probe import OwnRequests
     from routing.http.request import Request
-    from routing.http.response import ResponseHead
     from routing.http.response_json import Usage
     from routing.prompt.canonical import CanonicalPrompt
-    from routing.schema import Limits, RouterConfig
+    from routing.schema import RouterConfig
     from routing.schema import WarmUp as WarmUpSettings
-    from routing.upstream.connection import Failure, UpstreamConnection
-    from routing.upstream.pool import ConnectionPool
 
 
 class Ending(StrEnum):
@@ -96,7 +92,7 @@ class ReplicaWarmUp:
         self._deadline = balancer.loop.time() + settings.time_limit_s
         self._priority = settings.priority
         self._pending: deque[tuple[WarmUpPrompt, TargetId]] | None = None  # None: the replica is not up yet
-        self._calls: set[WarmUpCall] = set()
+        self._calls: dict[OwnCall, tuple[WarmUpPrompt, TargetId, bool]] = {}  # whether it names a priority
         self._failures = 0  # in a row
 
     def advance(self, now: float) -> None:
@@ -112,18 +108,19 @@ class ReplicaWarmUp:
             self.progress.tokens = sum(prompt.tokens for prompt, _ in self._pending)
             self._send_more()
 
-    def on_call_ended(self, call: WarmUpCall, *, ok: bool) -> None:
+    def _on_call_ended(self, call: OwnCall) -> None:
         """Account for a request, and send the next ones."""
-        self._calls.discard(call)
-        if call.lacks_priorities and self._pending is not None:
+        prompt, target, has_priority = self._calls.pop(call)
+        if has_priority and call.status == BAD_REQUEST and rejects_priorities(call.body) and self._pending is not None:
             self._priority = None
-            self._pending.appendleft((call.prompt, call.target))
+            self._pending.appendleft((prompt, target))
             self._send_more()
             return
+        ok = not call.failure and call.status < BAD_REQUEST
         self.progress.prefixes_done += 1
-        self.progress.tokens_done += call.prompt.tokens
+        self.progress.tokens_done += prompt.tokens
         self._failures = 0 if ok else self._failures + 1
-        self._warm_ups.on_sent(self, call, ok=ok)
+        self._warm_ups.on_sent(self, prompt, target, _usage(call) if ok else None, ok=ok)
         if self._failures >= MAX_FAILURES:
             self._warm_ups.end(self, Ending.FAILING)
         else:
@@ -145,152 +142,25 @@ class ReplicaWarmUp:
             head = RequestHead(b"POST", prompt.path.encode(), http11=True)
             head.lines = b"Content-Type: application/json\r\n"
             request = Request(head, body, self._warm_ups.new_request_id())
-            call = WarmUpCall(self, prompt, target, request, with_priority=self._priority is not None)
-            self._calls.add(call)
-            call.start(fleet.connection_pools[self.replica], fleet.config.limits)
+            call = OwnCall(
+                fleet.config.limits,
+                request,
+                rank_of(target),
+                self._on_call_ended,
+                tokens=prompt.tokens,
+                queued_tokens=prompt.tokens,  # without those queued before: it waits as long as it takes
+            )
+            self._calls[call] = prompt, target, self._priority is not None
+            call.open(fleet.connection_pools[self.replica])
         if not self._calls and not pending:
             self._warm_ups.end(self, Ending.COMPLETE)
 
 
-class WarmUpCall:
-    """One request of a warm-up; a listener of the replica's connections."""
-
-    __slots__ = (
-        "_connections",
-        "_error",
-        "_is_over",
-        "_limits",
-        "_request",
-        "_tail",
-        "_upstream",
-        "_warm_up",
-        "_with_priority",
-        "prompt",
-        "target",
-    )
-
-    _connections: ConnectionPool  # set by ``start``
-    _limits: Limits
-
-    def __init__(
-        self, warm_up: ReplicaWarmUp, prompt: WarmUpPrompt, target: TargetId, request: Request, *, with_priority: bool
-    ) -> None:
-        self.prompt = prompt
-        self.target = target
-        self._warm_up = warm_up
-        self._request = request
-        self._with_priority = with_priority
-        self._upstream: UpstreamConnection | None = None
-        self._error = b""  # beginning of a 400's body
-        self._tail = ResponseTail()
-        self._is_over = False
-
-    def start(self, connections: ConnectionPool, limits: Limits) -> None:
-        """Send the request on a kept-alive connection or a new one."""
-        self._connections, self._limits = connections, limits
-        upstream = connections.take_idle()
-        if upstream is None:
-            connections.connect(self, limits.connect_timeout_s)
-        else:
-            self._send(upstream)
-
-    def abort(self) -> None:
-        """Abort the request without a result, so that the replica stops computing."""
-        self._is_over = True
-        upstream, self._upstream = self._upstream, None
-        if upstream is not None:
-            upstream.abort()
-
-    @property
-    def lacks_priorities(self) -> bool:
-        """Whether the engine rejected the request because of its priority."""
-        return self._with_priority and rejects_priorities(self._error)
-
-    @property
-    def usage(self) -> Usage | None:
-        """What the response reports."""
-        return self._tail.usage()
-
-    # --- events of its connection ---
-
-    @log_exceptions
-    def on_connected(self, upstream: UpstreamConnection) -> None:
-        """Send the request."""
-        if self._is_over:
-            upstream.release()
-        else:
-            self._send(upstream)
-
-    @log_exceptions
-    def on_connect_failed(self, reason: str, *, is_local: bool) -> None:  # noqa: ARG002 - health checks find the cause
-        """Count a failure: there is no connection."""
-        self._end(ok=False)
-
-    @log_exceptions
-    def on_response(self, head: ResponseHead, data: bytes, last: bool) -> None:
-        """Discard the body, except for the beginning of an error and the usage."""
-        self._tail.add(data)
-        if head.status == BAD_REQUEST and len(self._error) < MAX_ERROR_BYTES:
-            self._error += data
-        if last:
-            self._upstream = None  # the connection is back in its pool
-            self._end(ok=head.status < BAD_REQUEST)
-
-    @log_exceptions
-    def on_upstream_failed(self, failure: Failure, *, is_stale: bool) -> None:  # noqa: ARG002 - any failure is one
-        """Count a failure, or connect again if a kept-alive connection had just ended."""
-        self._upstream = None
-        if is_stale and not self._is_over:
-            self._connections.connect(self, self._limits.connect_timeout_s)
-        else:
-            self._end(ok=False)
-
-    # --- properties for stall detection ---
-
-    def is_stream(self) -> bool:
-        """Whether the first byte must come with the first token."""
-        return False
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Estimated tokens to prefill."""
-        return self.prompt.tokens
-
-    @property
-    def queued_tokens(self) -> float:
-        """Estimated tokens to prefill; a warm-up does not count the tokens queued before it."""
-        return self.prompt.tokens
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Estimated length of the prompt."""
-        return self.prompt.tokens
-
-    def on_stalled(self) -> None:
-        """Does nothing: the time limit ends the warm-up."""
-
-    def abort_on_error(self, error: Exception) -> None:
-        """End after an internal error."""
-        defect(logger, error, "warm-up")
-        self.abort()
-        self._warm_up.on_call_ended(self, ok=False)
-
-    def _send(self, upstream: UpstreamConnection) -> None:
-        self._upstream = upstream
-        body = self._request.body
-        upstream.send(
-            self,
-            self._connections.address.head(self._request, rank_of(self.target), body_bytes=len(body)),
-            body,
-            first_byte_s=self._limits.first_byte_timeout_s,
-            idle_s=self._limits.idle_timeout_s,
-            bodyless=False,
-        )
-
-    def _end(self, *, ok: bool) -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._warm_up.on_call_ended(self, ok=ok)
+def _usage(call: OwnCall) -> Usage | None:
+    """What the response reports."""
+    tail = ResponseTail()
+    tail.add(call.body)
+    return tail.usage()
 
 
 MAX_BODY_BYTES = 1 << 20  # of a request whose prefix is extracted, which takes half a millisecond
@@ -425,15 +295,17 @@ class WarmUps:
         limits = -(-pool.warm_up.max_prefixes // self.parts), pool.warm_up.max_tokens // self.parts
         return self._popular_prefixes[pool.name].select(preferred_replicas, *limits)
 
-    def on_sent(self, warm_up: ReplicaWarmUp, call: WarmUpCall, *, ok: bool) -> None:
-        """Account for one prefix."""
+    def on_sent(
+        self, warm_up: ReplicaWarmUp, prompt: WarmUpPrompt, target: TargetId, usage: Usage | None, *, ok: bool
+    ) -> None:
+        """Account for one prefix. ``usage``: what the response reports."""
         if ok:
-            self._own_requests.add(warm_up.replica, call.usage)
+            self._own_requests.add(warm_up.replica, usage)
         key = (warm_up.pool, warm_up.replica, "ok" if ok else "failed")
         self._counts["warm_up_prefixes_total"][key] += 1
-        self._counts["warm_up_tokens_total"][key] += call.prompt.tokens
+        self._counts["warm_up_tokens_total"][key] += prompt.tokens
         if ok and self._balancer.fleet is not None:
-            self._balancer.fleet.placement.record_warm_up(warm_up.pool, call.target, call.prompt)
+            self._balancer.fleet.placement.record_warm_up(warm_up.pool, target, prompt)
 
     def tick(self, now: float) -> None:
         """Advance all warm-ups."""

@@ -36,7 +36,7 @@ from routing.proxy.response_relay import (
 from routing.proxy.retries import TOO_MANY, RetryState, failure_error, retry_cause
 from routing.response_cache.cache import Progress
 from routing.types import BodyError, NoReplicaError, ReplicaId, RoutingError
-from routing.upstream.connection import BodySink, Failure, UpstreamConnection
+from routing.upstream.connection import BodySink, Failure, UpstreamCall, UpstreamConnection
 
 if TYPE_CHECKING:
     from routing.balancing.load_tracker import Ticket
@@ -100,7 +100,7 @@ TRANSITIONS: Final = {
 }
 
 
-class Exchange:
+class Exchange(UpstreamCall):
     """One request and its response."""
 
     __slots__ = (
@@ -130,7 +130,6 @@ class Exchange:
         "_state",
         "_ticket",
         "_trace",
-        "_upstream",
     )
     __deletable__ = ("_placement_request", "_decision")  # for mypyc
 
@@ -143,6 +142,7 @@ class Exchange:
     def __init__(
         self, services: Services, configuration: ActiveConfiguration, client: Downstream, request: Request
     ) -> None:
+        UpstreamCall.__init__(self)
         self._services = services
         self._configuration = configuration
         self._client = client
@@ -159,7 +159,6 @@ class Exchange:
         self._permit: QueuePermit | None = None  # None: no admission queues
         self._prefill: PrefillLeg | None = None  # until the first byte; None: no replica of the pool has a role
         self._pool = self._group = ""  # set where no replica was available
-        self._upstream: UpstreamConnection | None = None
         self._sent_at = 0.0  # to the current replica
         self._prelude: Prelude | None = None  # of the current replica's stream, held until its first token
         self._retry_state: RetryState | None = None  # since the first failure
@@ -242,7 +241,7 @@ class Exchange:
     def on_cache_result(self) -> None:
         """Called when the cache has responded, or the request with the same response has ended."""
         lookup = self._lookup
-        if self._state is DONE or lookup is None:
+        if self.is_over or lookup is None:
             return
         if lookup.response is not None:
             self._respond_from_cache(lookup)
@@ -308,12 +307,12 @@ class Exchange:
 
     def pause(self) -> None:
         """Stop reading from the replica until the client has read what was written."""
-        if self._upstream and self._state is STREAMING:
-            self._upstream.pause()
+        if self.upstream and self._state is STREAMING:
+            self.upstream.pause()
 
     def resume(self) -> None:
-        if self._upstream and self._state is STREAMING:
-            self._upstream.resume()
+        if self.upstream and self._state is STREAMING:
+            self.upstream.resume()
 
     # --- to a replica ---
 
@@ -370,37 +369,26 @@ class Exchange:
             self._trace.begin_attempt(decision, self._placement_request.model)
         if self._services.breakers.not_closed:
             self._is_probe = self._services.breakers.on_request_sent(ReplicaId(decision.replica.name))
-        upstream = self._configuration.connection_pools[decision.target.replica.name].take_idle()
-        if upstream is None:
-            self._connect()
-        else:
-            self._send(upstream)
+        self.open(self._configuration.connection_pools[decision.target.replica.name])
         if is_described:
             self._record.structure = structure_json(decision, self._request)
 
-    def _connect(self) -> None:
+    def connect(self) -> None:
         self._enter(CONNECTING)
-        pool = self._configuration.connection_pools[self._decision.replica.name]
-        pool.connect(self, self._configuration.limits.connect_timeout_s)
+        UpstreamCall.connect(self)
 
-    @log_exceptions
-    def on_connected(self, upstream: UpstreamConnection) -> None:
-        """Called with a new connection to the chosen replica."""
-        if self._state is DONE:
-            upstream.release()
-        else:
-            self._send(upstream)
+    def connect_timeout_s(self) -> float:
+        return self._configuration.limits.connect_timeout_s
 
-    def _send(self, upstream: UpstreamConnection) -> None:
+    def send_on(self, upstream: UpstreamConnection) -> None:
         self._enter(AWAITING)
-        self._upstream = upstream
         self._prelude = None
         request = self._request
         self._removes_usage = (
             request.omits_usage
             and self._decision.pool in self._configuration.usage_pools
             and not self._sends_unmodified
-            and upstream.pool.accepts_usage_requests
+            and self.connections.accepts_usage_requests
         )
         body = with_usage_requested(request.body, request.layout) if self._removes_usage else request.body
         if request.head.endpoint is RESPONSES:
@@ -409,17 +397,8 @@ class Exchange:
         first_byte_s = self._first_byte_limit_s()
         if self._prefill is not None:
             first_byte_s = max(0.001, first_byte_s - self._prefill.duration_s)
-        head = upstream.pool.address.head(request, self._decision.target.rank, body_bytes=len(body))
-        if self._trace is not None:
-            head = self._trace.head_with_context(head)
-        upstream.send(
-            self,
-            head,
-            body,
-            first_byte_s=first_byte_s,
-            idle_s=self._configuration.limits.idle_timeout_s,
-            bodyless=request.head.method == b"HEAD",
-        )
+        idle_s, rank = self._configuration.limits.idle_timeout_s, self._decision.target.rank
+        self.send(upstream, request, body, rank, self._trace, first_byte_s=first_byte_s, idle_s=idle_s)
         self._sent_at = monotonic()
 
     def _first_byte_limit_s(self) -> float:
@@ -430,7 +409,7 @@ class Exchange:
     @log_exceptions
     def on_connect_failed(self, reason: str, *, is_local: bool) -> None:
         """Called when no connection was made. ``is_local``: the router lacks a resource."""
-        if self._state is DONE:
+        if self.is_over:
             return
         decision = self._retries().on_connect_failed(reason, is_local=is_local, was_probe=self._is_probe)
         if not self._retry_on_other_replica(decision):
@@ -442,7 +421,7 @@ class Exchange:
     def on_response(self, head: ResponseHead, data: bytes, last: bool) -> None:
         """Called with the first and the last body bytes: relay them, or classify an error."""
         if last:
-            self._upstream = None  # it has returned to its pool
+            self.upstream = None  # it has returned to its pool
         try:
             if self._state is STREAMING:
                 if self._lookup is not None:
@@ -490,21 +469,16 @@ class Exchange:
         if not (aborted and self._retry_on_other_replica(self._retries().on_aborted())):
             self._start_response(head, data, parsed, last=True, aborted=aborted)
 
-    @log_exceptions
-    def on_upstream_failed(self, failure: Failure, *, is_stale: bool) -> None:
+    def on_failed(self, failure: Failure) -> None:
         """Called when the response failed before its end."""
-        self._upstream = None
         replica = self._record.replica
         if self._state is STREAMING:
             self._services.stall_detector.record_failed_response(replica, failure, was_probe=self._is_probe)
             self._finish(REPLICA_ERROR)
             self._relay.abort(failure_error(replica, failure), self._request.head.path)
             return
-        retries = self._retries()
-        if is_stale and not retries.reconnected:
-            retries.reconnected = True
-            self._connect()
-        elif not self._retry_on_other_replica(retries.on_response_failed(failure, was_probe=self._is_probe)):
+        decision = self._retries().on_response_failed(failure, was_probe=self._is_probe)
+        if not self._retry_on_other_replica(decision):
             self._reject(failure_error(replica, failure))
 
     def _on_error_response(self, head: ResponseHead, data: bytes, last: bool) -> None:
@@ -539,10 +513,8 @@ class Exchange:
         """Send the client's own request to the same replica, which rejected the usage request."""
         retries.body = b""
         self._sends_unmodified = True
-        if self._upstream is not None:
-            self._upstream.abort()
-            self._upstream = None
-        self._connect()
+        self.abort_upstream()
+        self.connect()
 
     def _send_without_parameters(self) -> None:
         """Send the client's own request to the same replica, which could not fetch the KV blocks.
@@ -628,8 +600,7 @@ class Exchange:
         cross_origin = self._configuration.cross_origin
         if cross_origin is not None:
             head = cross_origin.decided(head, request.head, record.pool)
-        pool = self._configuration.connection_pools[record.replica]
-        fingerprint = pool.fingerprint if self._removes_usage else None
+        fingerprint = self.connections.fingerprint if self._removes_usage else None
         self._relay = relay = ResponseRelay(self._client, head, parsed, is_aborted=aborted, fingerprint=fingerprint)
         if self._lookup is not None:
             self._record_for_cache(self._lookup, head, data)
@@ -643,10 +614,10 @@ class Exchange:
         relay.send_head(request, record, data, last=last, keep_alive=keep_alive)
         if last:
             self._complete()
-        elif self._upstream is not None:
-            self._upstream.pipe_to(self._sink())
+        elif self.upstream is not None:
+            self.upstream.pipe_to(self._sink())
             if self._client.is_full:  # because of an earlier response
-                self._upstream.pause()
+                self.upstream.pause()
 
     def _record_for_cache(self, lookup: CacheLookup, head: ResponseHead, data: bytes) -> None:
         """Begin to record a response that the cache may store."""
@@ -667,9 +638,8 @@ class Exchange:
 
     def _on_usage_rejected(self) -> None:
         """The replica accepted the request only without a usage request: send none for a while."""
-        replica = self._record.replica
-        if self._configuration.connection_pools[replica].on_usage_rejected():
-            logger.warning("usage_request_rejected", extra={"replica": replica})
+        if self.connections.on_usage_rejected():
+            logger.warning("usage_request_rejected", extra={"replica": self._record.replica})
 
     def _complete(self) -> None:
         self._finish(self._record_completion())
@@ -720,9 +690,10 @@ class Exchange:
             self._client.on_exchange_ended(keep_alive=False)
 
     def _finish(self, outcome: Outcome) -> None:
-        if self._state is DONE:
+        if self.is_over:
             return
         self._enter(DONE)
+        self.is_over = True
         try:
             self._account(outcome)
         except Exception as error:  # noqa: BLE001 - an error in accounting must not fail a client
@@ -754,9 +725,7 @@ class Exchange:
 
     def _release_replica(self) -> None:
         """Release the connection and the load; a probe without a result lets another request probe."""
-        upstream, self._upstream = self._upstream, None
-        if upstream is not None:
-            upstream.abort()
+        self.abort_upstream()
         self._ticket.end()
         if self._is_probe:
             if not self._has_probe_result:

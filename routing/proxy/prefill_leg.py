@@ -30,7 +30,7 @@ from routing.observability.decision_log import LegOutcome, PrefillRecord
 from routing.prompt.parsing import Layout, layout_of, may_have_member, with_members
 from routing.proxy.retries import TOO_MANY, record_error_response, retry_cause
 from routing.types import BodyError, ReplicaId
-from routing.upstream.connection import Failure, UpstreamConnection
+from routing.upstream.connection import Failure, UpstreamCall, UpstreamConnection
 
 if TYPE_CHECKING:
     from routing.balancing.load_tracker import Ticket
@@ -151,7 +151,7 @@ def prefill_body(request: Request, layout: Layout) -> bytes:
     return with_members(request.body, members, layout)[0]
 
 
-class PrefillLeg:
+class PrefillLeg(UpstreamCall):
     """The prefill leg of one request, or the decision that it needs none."""
 
     __slots__ = (
@@ -160,8 +160,6 @@ class PrefillLeg:
         "_buffer",
         "_configuration",
         "_failed",
-        "_has_reconnected",
-        "_is_over",
         "_is_probe",
         "_layout",
         "_original",
@@ -174,7 +172,6 @@ class PrefillLeg:
         "_target",
         "_ticket",
         "_trace",
-        "_upstream",
         "decision",
         "duration_s",
         "has_parameters",
@@ -194,6 +191,7 @@ class PrefillLeg:
         request: Request,
         trace: RequestTrace | None,
     ) -> None:
+        UpstreamCall.__init__(self)
         self._services = services
         self._configuration = configuration
         self._owner = owner
@@ -204,13 +202,10 @@ class PrefillLeg:
         self._body = b""  # for the prefill replica
         self._buffer = b""  # of its response
         self._failed: set[ReplicaId] = set()
-        self._has_reconnected = False  # whether the prompt was sent again on a new connection, after a stale one
-        self._is_over = False
         self._is_probe = False  # whether the prompt is the probe of an ejected replica
         self._original: tuple[bytes, Layout | None] | None = None  # the client's body, while it has parameters
         self._reserved: Ticket | None = None  # at the decode replica
         self._ticket: Ticket | None = None  # at the prefill replica
-        self._upstream: UpstreamConnection | None = None
         self.duration_s = 0.0  # of all attempts; 0 until the leg is over
         self.has_parameters = False  # whether the body has ``kv_transfer_params`` that no decode replica has used
 
@@ -218,14 +213,14 @@ class PrefillLeg:
 
     def start(self, decision: Decision) -> bool:
         """Send the prompt to a prefill replica; False if the request needs no leg, or if its leg is over."""
-        if self._is_over:
+        if self.is_over:
             return False
         placement, services = self._configuration.placement, self._services
         plan = plan_prefill(self._request, decision, placement, services.health)
         self.decision = decision
         self.record = PrefillRecord(plan.uncached_tokens)
         if plan.target is None or plan.layout is None:
-            self._is_over = True
+            self.is_over = True
             self.record.cause = plan.skipped
             services.metrics.count_prefill(decision.pool, "", LegOutcome.SKIPPED, plan.skipped or "")
             return False
@@ -258,55 +253,30 @@ class PrefillLeg:
     def _send_to(self, target: PrefillTarget) -> None:
         self._target = target
         self._attempts += 1
-        self._has_reconnected = False
         self._ticket = self._configuration.placement.dispatch_prefill(self.decision, target)
         if self._services.breakers.not_closed:
             self._is_probe = self._services.breakers.on_request_sent(target.replica)
         if self._trace is not None:
             self._trace.begin_prefill(target.replica)
-        upstream = self._configuration.connection_pools[target.replica].take_idle()
-        if upstream is None:
-            self._connect()
-        else:
-            self._send(upstream)
+        self.open(self._configuration.connection_pools[target.replica])
 
-    def _connect(self) -> None:
-        timeout_s = min(self._configuration.limits.connect_timeout_s, self._left_s())
-        self._configuration.connection_pools[self._target.replica].connect(self, timeout_s)
+    def connect_timeout_s(self) -> float:
+        return min(self._configuration.limits.connect_timeout_s, self._left_s())
 
     def _left_s(self) -> float:
         """Seconds until the leg must be over, at least a millisecond."""
         return max(0.001, self._started_at + LEG_RATIO * self._configuration.limits.first_byte_timeout_s - monotonic())
 
-    @log_exceptions
-    def on_connected(self, upstream: UpstreamConnection) -> None:
-        """Called with a new connection to the prefill replica."""
-        if self._is_over:
-            upstream.release()
-        else:
-            self._send(upstream)
-
-    def _send(self, upstream: UpstreamConnection) -> None:
-        self._upstream = upstream
+    def send_on(self, upstream: UpstreamConnection) -> None:
         self._buffer = b""
         self._sent_at = monotonic()
-        left_s = self._left_s()
-        head = upstream.pool.address.head(self._request, self._target.target.rank, body_bytes=len(self._body))
-        if self._trace is not None:
-            head = self._trace.head_with_context(head)
-        upstream.send(
-            self,
-            head,
-            self._body,
-            first_byte_s=left_s,
-            idle_s=left_s,
-            bodyless=False,
-        )
+        left_s, rank = self._left_s(), self._target.target.rank
+        self.send(upstream, self._request, self._body, rank, self._trace, first_byte_s=left_s, idle_s=left_s)
 
     @log_exceptions
     def on_connect_failed(self, reason: str, *, is_local: bool) -> None:
         """Called when no connection was made. ``is_local``: the router lacks a resource."""
-        if self._is_over:
+        if self.is_over:
             return
         if not is_local:
             replica, services = self._target.replica, self._services
@@ -321,7 +291,7 @@ class PrefillLeg:
         """Called with body bytes."""
         self._buffer += data
         if last:
-            self._upstream = None  # it has returned to its pool
+            self.upstream = None  # it has returned to its pool
         elif len(self._buffer) <= MAX_RESPONSE_BYTES:
             return
         if not last:
@@ -358,9 +328,8 @@ class PrefillLeg:
     def _on_no_parameters(self) -> None:
         """Log once for each replica that its engine does not keep KV blocks for transfer, so a leg only costs time."""
         replica = self._target.replica
-        pool = self._configuration.connection_pools[replica]
-        if not pool.lacks_kv_transfer:
-            pool.lacks_kv_transfer = True
+        if not self.connections.lacks_kv_transfer:
+            self.connections.lacks_kv_transfer = True
             logger.warning("prefill_without_kv_transfer", extra={"replica": replica})
         self._fail(NO_PARAMETERS)
 
@@ -392,14 +361,8 @@ class PrefillLeg:
         self._release()
         self._end_and_continue()
 
-    @log_exceptions
-    def on_upstream_failed(self, failure: Failure, *, is_stale: bool) -> None:
+    def on_failed(self, failure: Failure) -> None:
         """Called when the response failed before its end."""
-        self._upstream = None
-        if is_stale and not self._has_reconnected:
-            self._has_reconnected = True
-            self._connect()
-            return
         replica, services = self._target.replica, self._services
         services.checks.request_check(replica)
         services.stall_detector.record_failed_response(replica, failure, was_probe=self._is_probe)
@@ -429,7 +392,7 @@ class PrefillLeg:
     @log_exceptions
     def on_stalled(self) -> None:
         """Called when the replica is stalled."""
-        if not self._is_over:
+        if not self.is_over:
             self._fail("stalled")
 
     # --- the end ---
@@ -461,9 +424,7 @@ class PrefillLeg:
 
     def _release(self) -> None:
         """Release the connection and the load; a probe without a result lets another request probe."""
-        upstream, self._upstream = self._upstream, None
-        if upstream is not None:
-            upstream.abort()
+        self.abort_upstream()
         ticket, self._ticket = self._ticket, None
         if ticket is not None:
             ticket.end()
@@ -472,7 +433,7 @@ class PrefillLeg:
             self._is_probe = False
 
     def _end(self) -> None:
-        self._is_over = True
+        self.is_over = True
         self._body = self._buffer = b""
         self.duration_s = monotonic() - self._started_at if self._started_at else 0.0
         reserved, self._reserved = self._reserved, None

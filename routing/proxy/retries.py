@@ -112,7 +112,6 @@ class RetryState:
         "_services",
         "body",
         "cause",
-        "reconnected",
     )
 
     def __init__(
@@ -120,7 +119,6 @@ class RetryState:
     ) -> None:
         self.body = b""  # of an error response
         self.cause = ""  # of the latest failure
-        self.reconnected = False  # the current replica got the request again, on a new connection
         self._services = services
         self._configuration = configuration
         self._request = request
@@ -178,7 +176,6 @@ class RetryState:
             return None
         services.metrics.count_retry(record, cause)
         self.body = b""
-        self.reconnected = False
         return decision
 
     def _decide(self) -> Decision:

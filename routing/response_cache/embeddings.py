@@ -10,7 +10,6 @@ Vectors are normalized, so that a product of two is their cosine similarity.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from itertools import count
 from time import monotonic
@@ -21,31 +20,24 @@ import numpy as np
 import numpy.typing as npt
 
 from routing.balancing.request import PlacementRequest
-from routing.http.loop import log_exceptions
 from routing.http.request import Request, RequestHead
-from routing.log import defect
 from routing.paths import DataPath
 from routing.prompt.canonical import CanonicalPrompt
 from routing.response_cache.store import Pause
 from routing.types import RoutingError
+from routing.upstream.connection import OwnCall
 
 if TYPE_CHECKING:
-    from routing.balancing.load_tracker import Ticket
-    from routing.balancing.placement import Decision, Placement
+    from routing.balancing.placement import Placement
     from routing.balancing.replicas import HealthRegistry
-    from routing.http.response import ResponseHead
     from routing.schema import RouterConfig
-    from routing.upstream.connection import Failure, UpstreamConnection
     from routing.upstream.pool import ConnectionPool
 
 Vector = npt.NDArray[np.float32]
 
 PATH: Final = DataPath.EMBEDDINGS.encode()
-MAX_RESPONSE_BYTES: Final = 2 << 20
 MAX_DIMENSIONS: Final = 8192
 NO_PROMPT: Final = CanonicalPrompt(b"", 0, 0, [])  # placed by load: replicas have no prefix of such a text
-
-logger = logging.getLogger(__name__)
 
 
 class Fleet(Protocol):
@@ -117,11 +109,25 @@ class Embedder:
         head = RequestHead(b"POST", PATH, http11=True)
         head.lines = b"Content-Type: application/json\r\n"
         request = Request(head, body, f"semantic-cache-{next(self._request_ids):x}")
-        call = EmbeddingCall(fleet, decision, request)
+        response: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        def on_end(call: OwnCall) -> None:
+            if response.done():
+                return
+            if call.failure or call.status != 200:
+                response.set_exception(EmbeddingError(call.failure or "status"))
+            else:
+                response.set_result(call.body)
+
+        ticket = fleet.placement.dispatch(decision, is_plain=True)
+        queued_tokens = ticket.queued_tokens  # its own are unknown, and few
+        call = OwnCall(fleet.config.limits, request, decision.target.rank, on_end, queued_tokens=queued_tokens)
+        call.open(fleet.connection_pools[decision.replica.name])
         try:
-            return await call.response
+            return await response
         finally:
-            call.end()
+            ticket.end()
+            call.abort()
 
 
 def read_vectors(body: bytes, expected: int) -> list[Vector]:
@@ -144,104 +150,3 @@ def read_vectors(body: bytes, expected: int) -> list[Vector]:
 def similarity_of(one: Vector, other: Vector) -> float:
     """Cosine similarity of two normalized vectors, rounded to four digits; 0 for different models' vectors."""
     return min(1.0, round(float(one @ other), 4)) if one.shape == other.shape else 0.0
-
-
-class EmbeddingCall:
-    """One request for embeddings; a listener of the replica's connections."""
-
-    waiting_tokens = 0  # of its prompts: unknown, and few
-    prompt_tokens = 0
-
-    def __init__(self, fleet: Fleet, decision: Decision, request: Request) -> None:
-        self.response: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._connections = fleet.connection_pools[decision.replica.name]
-        self._limits = fleet.config.limits
-        self._rank = decision.target.rank
-        self._request = request
-        self._ticket: Ticket = fleet.placement.dispatch(decision, is_plain=True)
-        self._upstream: UpstreamConnection | None = None
-        self._body = b""
-        upstream = self._connections.take_idle()
-        if upstream is None:
-            self._connections.connect(self, self._limits.connect_timeout_s)
-        else:
-            self._send(upstream)
-
-    def end(self) -> None:
-        """Release the load, and abort the request if it has no response yet."""
-        self._ticket.end()
-        upstream, self._upstream = self._upstream, None
-        if upstream is not None:
-            upstream.abort()
-
-    def _send(self, upstream: UpstreamConnection) -> None:
-        self._upstream = upstream
-        body = self._request.body
-        upstream.send(
-            self,
-            self._connections.address.head(self._request, self._rank, body_bytes=len(body)),
-            body,
-            first_byte_s=self._limits.first_byte_timeout_s,
-            idle_s=self._limits.idle_timeout_s,
-            bodyless=False,
-        )
-
-    def _fail(self, kind: str) -> None:
-        if not self.response.done():
-            self.response.set_exception(EmbeddingError(kind))
-
-    # --- events of its connection ---
-
-    @log_exceptions
-    def on_connected(self, upstream: UpstreamConnection) -> None:
-        """Send the request, unless it was cancelled or took too long."""
-        if self.response.done():
-            upstream.release()
-        else:
-            self._send(upstream)
-
-    @log_exceptions
-    def on_connect_failed(self, reason: str, *, is_local: bool) -> None:  # noqa: ARG002 - any failure is one
-        """End without embeddings: health checks find the cause."""
-        self._fail("connect")
-
-    @log_exceptions
-    def on_response(self, head: ResponseHead, data: bytes, last: bool) -> None:
-        """Collect the body."""
-        self._body += data
-        if last:
-            self._upstream = None  # the connection is back in its pool
-            if head.status != 200:
-                self._fail("status")
-            elif not self.response.done():
-                self.response.set_result(self._body)
-        elif len(self._body) > MAX_RESPONSE_BYTES:
-            self._fail("invalid_response")
-
-    @log_exceptions
-    def on_upstream_failed(self, failure: Failure, *, is_stale: bool) -> None:
-        """End without embeddings, or connect again if a kept-alive connection had just ended."""
-        self._upstream = None
-        if is_stale and not self.response.done():
-            self._connections.connect(self, self._limits.connect_timeout_s)
-        else:
-            self._fail(failure)
-
-    def abort_on_error(self, error: Exception) -> None:
-        """End after an internal error."""
-        defect(logger, error, "embeddings")
-        self._fail("internal")
-
-    # --- properties for stall detection ---
-
-    def is_stream(self) -> bool:
-        """Whether the first byte must come with the first token."""
-        return False
-
-    @property
-    def queued_tokens(self) -> float:
-        """Estimated tokens that the replica had to prefill before."""
-        return self._ticket.queued_tokens
-
-    def on_stalled(self) -> None:
-        """Does nothing: the caller's deadline ends the request."""

@@ -1,4 +1,4 @@
-"""One connection to a replica, which carries one exchange at a time.
+"""One connection to a replica, which carries one exchange at a time, and the calls that use such connections.
 
 Theory of operation. httptools calls back while it parses; ``on_body`` is the ``append`` method of a list, so a chunk
 costs no Python frame. A read is evaluated once, after all of it is parsed, because only then it is known whether bytes
@@ -18,13 +18,14 @@ request's bytes. A replica that received the request and then failed must not ge
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from routing.http.loop import NEVER, NO_BUCKET, Deadlines, WriteBuffer
+from routing.http.loop import NEVER, NO_BUCKET, Deadlines, WriteBuffer, log_exceptions
 from routing.http.response import (
     CLOSE,
     LENGTH,
@@ -40,10 +41,16 @@ from routing.http.response import (
 )
 from routing.http.sockets import acknowledged_bytes
 from routing.http.usage import is_comment
+from routing.log import defect
 
 if TYPE_CHECKING:
+    from routing.http.request import Request
+    from routing.observability.tracing import RequestTrace
+    from routing.schema import Limits
     from routing.upstream.pool import ConnectionPool
 
+
+logger = logging.getLogger(__name__)
 
 SYN_BYTES: Final = 1  # the SYN counts as one acknowledged byte
 MAX_HEAD_BYTES: Final = 64 << 10  # of a response, interim responses included
@@ -58,41 +65,6 @@ class Failure(StrEnum):
     RESET = "reset"  # the connection ended before the response
     TIMEOUT = "timeout"  # no byte arrived in time
     INVALID_RESPONSE = "invalid_response"  # not valid HTTP, or not what a prefill leg expects
-
-
-class Listener(Protocol):
-    """The receiver of a response."""
-
-    def on_response(self, head: ResponseHead, data: bytes, last: bool) -> None:
-        """Body bytes arrived (perhaps none), the first or further ones; ``last``: the response is complete.
-
-        Called again with further bytes until ``UpstreamConnection.pipe_to`` gives them a sink.
-        """
-
-    def on_upstream_failed(self, failure: Failure, *, is_stale: bool) -> None:
-        """The response failed. ``is_stale``: an idle connection had ended, and the replica has not seen the request."""
-
-    def on_stalled(self) -> None:
-        """The replica is stalled: another replica may respond earlier."""
-
-    def is_stream(self) -> bool:
-        """Whether the first token arrives as soon as the prompt is prefilled."""
-        ...
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Estimated tokens of the prompt that the replica has to prefill before the first byte."""
-        ...
-
-    @property
-    def queued_tokens(self) -> float:
-        """``waiting_tokens``, and the tokens that the replica had to prefill before them."""
-        ...
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Estimated length of the prompt, in tokens."""
-        ...
 
 
 BodySink = Callable[[bytes, int], None]  # gets body bytes and 0, or one whole chunk and the offset of its body bytes
@@ -157,7 +129,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._write_buffer = write_buffer
         self._header_cache = header_cache
         self._latest: CachedHead[ResponseHead] | None = None  # of the latest response whose head was cached
-        self._listener: Listener | None = None
+        self._listener: UpstreamCall | None = None
         self._sink: BodySink | None = None  # gets the response's body between its first and its last read
         self._is_between_chunks = False  # the parser is known to be between two chunks
         self._loop_time = deadlines.time
@@ -178,7 +150,7 @@ class UpstreamConnection(asyncio.Protocol):
     # --- called by exchanges ---
 
     def send(
-        self, listener: Listener, request: bytes, body: bytes, *, first_byte_s: float, idle_s: float, bodyless: bool
+        self, listener: UpstreamCall, request: bytes, body: bytes, *, first_byte_s: float, idle_s: float, bodyless: bool
     ) -> None:
         """Send a request head and body; ``listener`` gets the response."""
         self._listener = listener
@@ -215,12 +187,12 @@ class UpstreamConnection(asyncio.Protocol):
         self._deadlines.arm(self, self._idle_s)
 
     @property
-    def waiting_listener(self) -> Listener | None:
+    def waiting_listener(self) -> UpstreamCall | None:
         """The listener that waits for a first byte."""
         return self._listener if self._sink is None else None
 
     @property
-    def streaming_listener(self) -> Listener | None:
+    def streaming_listener(self) -> UpstreamCall | None:
         """The listener whose response is being streamed."""
         return None if self._sink is None else self._listener
 
@@ -411,3 +383,219 @@ class UpstreamConnection(asyncio.Protocol):
         self.abort()
         if listener is not None:
             listener.on_upstream_failed(failure, is_stale=is_stale)
+
+
+class UpstreamCall:
+    """One request to a replica, on an idle connection or a new one, and the receiver of its response.
+
+    A subclass says what is sent (``send_on``), and what becomes of connections that fail and of the response. What the
+    stall detector asks has answers here for a short request.
+    """
+
+    __slots__ = ("_has_reconnected", "connections", "is_over", "upstream")
+
+    connections: ConnectionPool  # to the current replica
+
+    def __init__(self) -> None:
+        self.upstream: UpstreamConnection | None = None  # None: no response is expected on any
+        self.is_over = False  # the result does not matter any more
+        self._has_reconnected = False  # the current replica got the request again, on a new connection
+
+    # --- called by the owner ---
+
+    def open(self, connections: ConnectionPool) -> None:
+        """Send the request to a replica."""
+        self.connections = connections
+        self._has_reconnected = False
+        upstream = connections.take_idle()
+        if upstream is None:
+            self.connect()
+        else:
+            self.send_on(upstream)
+
+    def connect(self) -> None:
+        """Send the request on a new connection to the current replica."""
+        self.connections.connect(self, self.connect_timeout_s())
+
+    def send(
+        self,
+        upstream: UpstreamConnection,
+        request: Request,
+        body: bytes,
+        rank: int | None,
+        trace: RequestTrace | None,
+        *,
+        first_byte_s: float,
+        idle_s: float,
+    ) -> None:
+        """Send a request with this body. ``rank``: data-parallel. ``trace``: None if it is not sampled."""
+        self.upstream = upstream
+        head = self.connections.address.head(request, rank, body_bytes=len(body))
+        if trace is not None:
+            head = trace.head_with_context(head)
+        is_head = request.head.method == b"HEAD"
+        upstream.send(self, head, body, first_byte_s=first_byte_s, idle_s=idle_s, bodyless=is_head)
+
+    def abort_upstream(self) -> None:
+        """Stop the replica's work at once."""
+        upstream, self.upstream = self.upstream, None
+        if upstream is not None:
+            upstream.abort()
+
+    # --- what a subclass decides ---
+
+    def connect_timeout_s(self) -> float:
+        raise NotImplementedError
+
+    def send_on(self, upstream: UpstreamConnection) -> None:
+        """Call ``send``."""
+        raise NotImplementedError
+
+    def on_connect_failed(self, reason: str, *, is_local: bool) -> None:
+        """Called when no connection was made. ``is_local``: the router lacks a resource; the replica did not fail."""
+        raise NotImplementedError
+
+    def on_response(self, head: ResponseHead, data: bytes, last: bool) -> None:
+        """Body bytes arrived (perhaps none), the first or further ones; ``last``: the response is complete.
+
+        Called again with further bytes until ``UpstreamConnection.pipe_to`` gives them a sink. With the last ones the
+        connection is back in its pool: ``upstream`` is None.
+        """
+        raise NotImplementedError
+
+    def on_failed(self, failure: Failure) -> None:
+        """Called when the response failed before its end."""
+        raise NotImplementedError
+
+    def abort_on_error(self, error: Exception) -> None:
+        """Called after a programming error."""
+        raise NotImplementedError
+
+    # --- called by the pool and the connection ---
+
+    @log_exceptions
+    def on_connected(self, upstream: UpstreamConnection) -> None:
+        """Called with a new connection."""
+        if self.is_over:
+            upstream.release()
+        else:
+            self.send_on(upstream)
+
+    @log_exceptions
+    def on_upstream_failed(self, failure: Failure, *, is_stale: bool) -> None:
+        """Called when the response failed. ``is_stale``: an idle connection had ended before the replica saw it."""
+        self.upstream = None
+        if is_stale and not self._has_reconnected:
+            self._has_reconnected = True
+            self.connect()
+        else:
+            self.on_failed(failure)
+
+    # --- called by the stall detector ---
+
+    def on_stalled(self) -> None:
+        """The replica is stalled: another replica may respond earlier."""
+
+    def is_stream(self) -> bool:
+        """Whether the first token arrives as soon as the prompt is prefilled."""
+        return False
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Estimated tokens of the prompt that the replica has to prefill before the first byte."""
+        return 0
+
+    @property
+    def queued_tokens(self) -> float:
+        """``waiting_tokens``, and the tokens that the replica had to prefill before them."""
+        return self.waiting_tokens
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Estimated length of the prompt, in tokens."""
+        return 0
+
+
+MAX_OWN_RESPONSE_BYTES: Final = 2 << 20
+
+
+class OwnCall(UpstreamCall):
+    """A request of the router's own, whose whole response ``on_end`` gets; it has a deadline of its own elsewhere.
+
+    ``tokens``: estimated, to prefill. ``queued_tokens``: these, and what the replica has to prefill before.
+    """
+
+    __slots__ = ("_limits", "_on_end", "_queued_tokens", "_rank", "_request", "_tokens", "body", "failure", "status")
+
+    def __init__(
+        self,
+        limits: Limits,
+        request: Request,
+        rank: int | None,
+        on_end: Callable[[OwnCall], None],
+        *,
+        tokens: int = 0,
+        queued_tokens: float = 0.0,
+    ) -> None:
+        UpstreamCall.__init__(self)
+        self.status = 0  # of the complete response
+        self.body = b""
+        self.failure = ""  # why there is no complete response
+        self._limits = limits
+        self._request = request
+        self._rank = rank
+        self._on_end = on_end
+        self._tokens = tokens
+        self._queued_tokens = queued_tokens
+
+    def abort(self) -> None:
+        """Stop without a result, so that the replica stops computing."""
+        self.is_over = True
+        self.abort_upstream()
+
+    def connect_timeout_s(self) -> float:
+        return self._limits.connect_timeout_s
+
+    def send_on(self, upstream: UpstreamConnection) -> None:
+        limits, request = self._limits, self._request
+        first_byte_s, idle_s = limits.first_byte_timeout_s, limits.idle_timeout_s
+        self.send(upstream, request, request.body, self._rank, None, first_byte_s=first_byte_s, idle_s=idle_s)
+
+    @log_exceptions
+    def on_connect_failed(self, reason: str, *, is_local: bool) -> None:  # noqa: ARG002 - health checks find the cause
+        self._end(Failure.CONNECT)
+
+    @log_exceptions
+    def on_response(self, head: ResponseHead, data: bytes, last: bool) -> None:
+        self.body += data
+        if last:
+            self.upstream, self.status = None, head.status
+            self._end("")
+        elif len(self.body) > MAX_OWN_RESPONSE_BYTES:
+            self.abort_upstream()
+            self._end(Failure.INVALID_RESPONSE)
+
+    def on_failed(self, failure: Failure) -> None:
+        self._end(failure)
+
+    def abort_on_error(self, error: Exception) -> None:
+        defect(logger, error, "own call")
+        self.abort_upstream()
+        self._end("internal")
+
+    def _end(self, failure: str) -> None:
+        if not self.is_over:
+            self.is_over, self.failure = True, failure
+            self._on_end(self)
+
+    @property
+    def waiting_tokens(self) -> int:
+        return self._tokens
+
+    @property
+    def queued_tokens(self) -> float:
+        return self._queued_tokens
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._tokens

@@ -13,7 +13,7 @@ import ipaddress
 import logging
 import socket
 import ssl
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import urlsplit
 
 from routing.engines import IDLE_S, RANK_HEADER
@@ -24,7 +24,7 @@ from routing.http.tls import describe_os_error
 from routing.http.usage import Fingerprint
 from routing.log import event
 from routing.schema import AddressRules, ReplicaNetworks
-from routing.upstream.connection import UpstreamConnection
+from routing.upstream.connection import UpstreamCall, UpstreamConnection
 
 logger = logging.getLogger(__name__)
 
@@ -130,16 +130,6 @@ async def _resolve(host: str, port: int) -> list[str]:
     return addresses
 
 
-class Caller(Protocol):
-    """Something that needs a connection."""
-
-    def on_connected(self, upstream: UpstreamConnection) -> None: ...
-
-    def on_connect_failed(self, reason: str, *, is_local: bool) -> None:
-        """``is_local``: the router lacks a resource, which says nothing about the replica."""
-        ...
-
-
 class ConnectionPool:
     """The connections to one replica. Retired when the replica left the configuration or got another address."""
 
@@ -231,7 +221,7 @@ class ConnectionPool:
                 return upstream
         return None
 
-    def connect(self, caller: Caller, timeout_s: float) -> None:
+    def connect(self, caller: UpstreamCall, timeout_s: float) -> None:
         """Open a connection and notify ``caller``."""
         task = self._loop.create_task(self._connect(caller, timeout_s))
         self._tasks.add(task)
@@ -280,7 +270,7 @@ class ConnectionPool:
                 return upstream
         raise failure
 
-    async def _connect(self, caller: Caller, timeout_s: float) -> None:
+    async def _connect(self, caller: UpstreamCall, timeout_s: float) -> None:
         try:
             async with Timeout(self._deadlines, timeout_s):
                 upstream = await self._open_connection()
