@@ -3,8 +3,8 @@
 Theory of operation. An engine with more requests than it can batch preempts and recomputes some of them, so beyond its
 best concurrency each further request slows down all. Waiting in the router costs the engine nothing. The queue is
 bounded in length and in time, because clients give up on late responses: a request that finds the queue full is
-rejected at once, or displaces the latest request of the lowest priority below its own. Within a priority the queue is
-first come, first served. Removing the requests that timed out takes O(their number); everything else is O(1).
+rejected at once. The most urgent requests run first; within a priority the queue is first come, first served. Removing
+the requests that timed out takes O(their number); everything else is O(1).
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ class RejectionCause(StrEnum):
     """Why a request is not admitted."""
 
     FULL = "full"  # the queue was full
-    DISPLACED = "displaced"  # by a more urgent request
     TIMEOUT = "timeout"  # it waited for too long
 
 
@@ -136,7 +135,7 @@ class ConcurrencyLimiter:
         if not self.waiting and self._take_permit(waiter.priority, None):
             return True
         waiting = self.waiting if self._permits is None else self.waiting + self._permits.waiting_in_other_workers
-        if waiting >= self._max_waiting and not self._displace(waiter.priority):
+        if waiting >= self._max_waiting:
             self._reject(waiter, RejectionCause.FULL)
         else:
             self._queues[waiter.priority][waiter] = self._clock()
@@ -172,7 +171,10 @@ class ConcurrencyLimiter:
         deadline = self._clock() - self._max_wait_s
         for queue in self._queues:
             while queue and (first := next(iter(queue.items())))[1] <= deadline:
-                self._remove(queue, first[0], RejectionCause.TIMEOUT)
+                del queue[first[0]]
+                self.waiting -= 1
+                self._publish_queue()
+                self._reject(first[0], RejectionCause.TIMEOUT)
 
     @property
     def retry_after_s(self) -> int:
@@ -211,20 +213,6 @@ class ConcurrencyLimiter:
                 order = _order(priority, next(iter(queue.values())))
                 break
         self._permits.publish_queue(self.waiting, order)
-
-    def _displace(self, priority: int) -> bool:
-        """Reject the latest waiter of the lowest priority; False if no waiter has a lower priority."""
-        for queue in reversed(self._queues[priority + 1 :]):
-            if queue:
-                self._remove(queue, next(reversed(queue)), RejectionCause.DISPLACED)
-                return True
-        return False
-
-    def _remove(self, queue: dict[Waiter, float], waiter: Waiter, cause: RejectionCause) -> None:
-        del queue[waiter]
-        self.waiting -= 1
-        self._publish_queue()
-        self._reject(waiter, cause)
 
     def _reject(self, waiter: Waiter, cause: RejectionCause) -> None:
         self.rejected[cause] += 1

@@ -22,7 +22,6 @@ Queue = tuple[ConcurrencyLimiter, Histogram]
 
 _MESSAGES: Final = {
     RejectionCause.FULL: "too many requests are waiting already",
-    RejectionCause.DISPLACED: "more urgent requests are waiting",
     RejectionCause.TIMEOUT: "the request has waited for too long",
 }
 
