@@ -168,11 +168,7 @@ class Endpoint:
     generates: bool = False  # a model generates the response; else equal requests always have equal responses
     is_cacheable: bool = False  # whether the response of an equal request may be served again
     may_transfer: bool = False  # whether another replica may prefill its prompt and hand over the KV blocks
-
-    @property
-    def is_form(self) -> bool:
-        """Whether its body is a multipart form, without a prompt to place it by."""
-        return self.body is FormBody
+    is_form: bool = False  # its body is a multipart form, without a prompt to place it by
 
 
 class DataPath(StrEnum):
@@ -205,8 +201,8 @@ class DataPath(StrEnum):
     RERANK = Endpoint("/rerank", ScoreBody, is_cacheable=True)
     RERANK_V1 = Endpoint("/v1/rerank", ScoreBody, is_cacheable=True)
     RERANK_V2 = Endpoint("/v2/rerank", ScoreBody, is_cacheable=True)
-    TRANSCRIPTIONS = Endpoint("/v1/audio/transcriptions", FormBody, generates=True)
-    TRANSLATIONS = Endpoint("/v1/audio/translations", FormBody, generates=True)
+    TRANSCRIPTIONS = Endpoint("/v1/audio/transcriptions", FormBody, generates=True, is_form=True)
+    TRANSLATIONS = Endpoint("/v1/audio/translations", FormBody, generates=True, is_form=True)
 
 
 ENDPOINTS: Final = {path.encode(): path.endpoint for path in DataPath}

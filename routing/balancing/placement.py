@@ -61,6 +61,7 @@ class RequestKeys:
         ids = request.prompt.ids
         self.block_tokens = BLOCK_TOKENS if ids else ratio.block_tokens  # estimated, or exact for token ids
         self._estimate = self.prompt_tokens = request.prompt.estimate(ratio.block_tokens)  # length of the prompt
+        self._session: PrefixHash | None = None
         self._tier1: PrefixHash | None = None
         self._tier2: PrefixHash | None = None
         self._blocks: list[array[int]] | None = None
@@ -86,7 +87,9 @@ class RequestKeys:
     def session(self) -> PrefixHash | None:
         """Key of the session, different for each tenant; None if the request has none."""
         key, tenant = self._request.session_key, self._request.tenant
-        return self._hasher.session(f"{tenant} {key}" if tenant else key) if key else None
+        if self._session is None and key:
+            self._session = self._hasher.session(f"{tenant} {key}" if tenant else key)
+        return self._session
 
     @property
     def conversation(self) -> PrefixHash | None:

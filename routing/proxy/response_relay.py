@@ -30,7 +30,7 @@ from routing.http.usage import Fingerprint, ResponseTail, UsageFilter, generated
 from routing.observability.decision_log import Record
 from routing.observability.metrics import Outcome
 from routing.proxy.retries import TOO_MANY
-from routing.response_cache.keys import Scope
+from routing.response_cache.keys import RequestDigests, Scope
 from routing.types import ReplicaId
 from routing.upstream.connection import BodySink
 
@@ -258,7 +258,11 @@ def begin_record(
     ``is_described``: with the cost of each candidate, because the prompt structure is recorded too.
     """
     record = Record.from_decision(decision, request.request_id, with_costs=is_described)
-    asyncio.get_running_loop().call_soon(_add_digest, services, record, decision, request, placement)
+    digests, prompt = services.request_digests, placement.prompt.data
+    if digests is not None:
+        record.digest_ratio = digests.ratio
+        if digests.should_digest(prompt, request.arrived_at):  # once the request is sent, so that it does not wait
+            asyncio.get_running_loop().call_soon(_add_digest, digests, record, decision, request, prompt)
     if request.grant is not None:
         request.grant.charge_prompt(decision.keys.prompt_tokens)
     if services.warm_ups is not None:
@@ -266,17 +270,9 @@ def begin_record(
     return record
 
 
-def _add_digest(
-    services: Services, record: Record, decision: Decision, request: Request, placement: PlacementRequest
-) -> None:
-    """Add the digest to the record of a sampled request: once the request is sent, so that it does not wait for it."""
-    digests, prompt = services.request_digests, placement.prompt.data
-    if digests is None:
-        return
-    record.digest_ratio = digests.ratio
-    if digests.should_digest(prompt, request.arrived_at):
-        scope = Scope.of(request, decision.pool, decision.group, decision.served.name or "")
-        record.request_digest = digests.digest_of(request, prompt, scope)
+def _add_digest(digests: RequestDigests, record: Record, decision: Decision, request: Request, prompt: bytes) -> None:
+    scope = Scope.of(request, decision.pool, decision.group, decision.served.name or "")
+    record.request_digest = digests.digest_of(request, prompt, scope)
 
 
 def response_outcome(status: int, *, is_failed: bool) -> Outcome:
