@@ -10,7 +10,7 @@ import ssl
 import tempfile
 from array import array
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ class Harness:
     def port(self) -> int:
         return self.server.data_port
 
-    def connect(self, tls: ssl.SSLContext | None = None) -> Any:
+    def connect(self, tls: ssl.SSLContext | None = None) -> AbstractAsyncContextManager[RawClient]:
         return connect(self.port, tls)
 
     async def chat(self, body: bytes = BODY, headers: Sequence[bytes] = ()) -> Response:
@@ -114,8 +114,7 @@ class Harness:
     async def send(self, request: bytes) -> Response:
         """Send a request on its own connection."""
         async with self.connect() as client:
-            await client.send(request)
-            return await client.read_response()
+            return await client.ask(request)
 
     @property
     def decisions(self) -> list[dict[str, Any]]:
@@ -222,6 +221,11 @@ class RawClient:
             for piece in pieces:
                 self.writer.write(piece)
                 await self.writer.drain()
+
+    async def ask(self, *pieces: bytes) -> Response:
+        """Send a request and read its response, the first of them."""
+        await self.send(*pieces)
+        return await self.read_response()
 
     async def read_until(self, mark: bytes) -> bytes:
         async with asyncio.timeout(DEADLINE_S):

@@ -64,8 +64,7 @@ WITHOUT_KEY: list[tuple[bytes, ...]] = [
 async def test_requests_without_a_valid_key_get_401(path: bytes, replica: FakeReplica) -> None:
     async with routed(with_keys([replica], api_key())) as harness, harness.connect() as client:
         for headers in sorted(2 * WITHOUT_KEY):  # the second head is cached
-            await client.send(get(path, headers) if path == b"/v1/models" else post(path, BODY, headers))
-            response = await client.read_response()
+            response = await client.ask(get(path, headers) if path == b"/v1/models" else post(path, BODY, headers))
             assert (response.status, response.headers["www-authenticate"]) == (401, "Bearer")
             assert response.error["type"] == "authentication_error"
             assert response.error["code"] == 401
@@ -81,11 +80,9 @@ async def test_a_body_without_a_valid_key_is_not_received(
 ) -> None:
     """Otherwise clients without a key could use up the memory for incomplete bodies."""
     async with routed(with_keys([replica], api_key())) as harness, harness.connect() as client:
-        await client.send(post(CHAT, BODY, [bearer()]))
-        assert (await client.read_response()).status == 200
+        assert (await client.ask(post(CHAT, BODY, [bearer()]))).status == 200
         lines = b"\r\n".join([b"POST %b HTTP/1.1" % path, b"Host: router", framing, *headers])
-        await client.send(lines + b"\r\n\r\n")
-        response = await client.read_response()
+        response = await client.ask(lines + b"\r\n\r\n")
         assert (response.status, response.headers["www-authenticate"]) == (401, "Bearer")
         assert await client.read_all() == b""
     assert len(replica.calls) == 1
@@ -97,8 +94,7 @@ async def test_a_body_with_a_valid_key_is_received(replica: FakeReplica) -> None
             request = post(CHAT, BODY, [bearer(), b"Expect: 100-continue"])
             await client.send(request[: -len(BODY)])
             assert await client.read_until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-            await client.send(BODY)
-            assert (await client.read_response()).status == 200
+            assert (await client.ask(BODY)).status == 200
 
 
 @pytest.mark.parametrize("scheme", [b"Bearer", b"bearer", b"BEARER"])
@@ -108,8 +104,7 @@ async def test_a_valid_key_is_accepted_and_not_forwarded(scheme: bytes, replica:
     snapshot = with_keys([replica], api_key(), api_key("second", OTHER))
     async with routed(snapshot) as harness, harness.connect() as client:
         for _ in range(2):
-            await client.send(post(CHAT, BODY, headers))
-            assert (await client.read_response()).status == 200
+            assert (await client.ask(post(CHAT, BODY, headers))).status == 200
     for call in replica.calls:
         assert KEY.encode() not in call.head
         assert (call.header(b"x-first"), call.header(b"x-last")) == ([b"1"], [b"2"])
@@ -139,15 +134,13 @@ async def test_each_configuration_decides_which_keys_are_valid(replica: FakeRepl
         statuses = []
         for keys in ((api_key(),), (api_key("second", OTHER),), (api_key(), api_key("second", OTHER)), ()):
             await harness.push(with_keys([replica], *keys), revision=2 + len(statuses))
-            await client.send(post(CHAT, BODY, [bearer()]))
-            statuses.append((await client.read_response()).status)
+            statuses.append((await client.ask(post(CHAT, BODY, [bearer()]))).status)
     assert statuses == [200, 401, 200, 401]
 
 
 async def test_health_requires_no_key(replica: FakeReplica) -> None:
     async with routed(with_keys([replica])) as harness, harness.connect() as client:
-        await client.send(get(b"/health"))
-        assert (await client.read_response()).status == 200
+        assert (await client.ask(get(b"/health"))).status == 200
 
 
 # --- scope ---

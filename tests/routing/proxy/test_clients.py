@@ -69,8 +69,7 @@ async def test_a_malformed_request_is_rejected_after_earlier_ones_are_answered(r
 async def test_connections_are_limited_by_address(replica: FakeReplica) -> None:
     limits = Limits(max_connections_per_address=3)
     async with routed(config([replica])) as harness, harness.connect() as before:
-        await before.send(post(CHAT))
-        assert (await before.read_response()).status == 200
+        assert (await before.ask(post(CHAT))).status == 200
         await harness.push(config([replica], limits=limits), 2)
         async with harness.connect() as second, harness.connect() as third:
             await harness.until(lambda: len(harness.router.clients) == 3, "three connections")
@@ -78,13 +77,10 @@ async def test_connections_are_limited_by_address(replica: FakeReplica) -> None:
                 assert await fourth.read_all() == b"", "and those who were there count too"
             reader, writer = await asyncio.open_connection("127.0.0.1", harness.port, local_addr=("127.0.0.2", 0))
             for client in (before, second, third, RawClient(reader, writer)):
-                await client.send(post(CHAT))
-                assert (await client.read_response()).status == 200
+                assert (await client.ask(post(CHAT))).status == 200
             writer.close()
         await harness.until(lambda: len(harness.router.clients) == 1, "two of them to end")
-        async with harness.connect() as again:
-            await again.send(post(CHAT))
-            assert (await again.read_response()).status == 200
+        assert (await harness.send(post(CHAT))).status == 200
         _, text = await harness.admin("GET", "/metrics")
         assert 'connections_closed_total{reason="limit"} 1\n' in text
         await harness.push(config([replica]), 3)
@@ -100,8 +96,7 @@ async def test_requests_over_the_limit_get_503_with_retry_after(replica: FakeRep
             await first.send(post(CHAT))
             await second.send(post(CHAT))
             await replica.wait_calls(2)
-            await third.send(post(CHAT))
-            response = await third.read_response()
+            response = await third.ask(post(CHAT))
             assert (response.status, response.headers["retry-after"]) == (503, "1")
         await harness.at_rest()
 
@@ -117,15 +112,13 @@ async def test_the_100_continue_follows_the_responses_to_earlier_requests(replic
     async with routed(config([replica])) as harness, harness.connect() as client:
         await client.send(before + START + HOST + LENGTH + b"Expect: 100-continue\r\n" + END)
         assert [(await client.read_response()).status for _ in range(201)] == [200] * 200 + [100]
-        await client.send(BODY)
-        assert (await client.read_response()).status == 200
+        assert (await client.ask(BODY)).status == 200
 
 
 async def test_a_rejected_client_can_read_the_rejection_while_it_sends(replica: FakeReplica) -> None:
     limits = Limits(max_body_bytes=1024)
     async with routed(config([replica], limits=limits)) as harness, harness.connect() as client:
-        await client.send(START + HOST + b"Content-Length: 4000000\r\n" + END, b"x" * 1_000_000)
-        assert (await client.read_response()).status == 413
+        assert (await client.ask(START + HOST + b"Content-Length: 4000000\r\n" + END, b"x" * 1_000_000)).status == 413
 
 
 # --- Clients that read or send slowly: deadlines, and the memory that they can make the router hold ---
@@ -274,8 +267,7 @@ async def test_empty_lines_before_a_request_do_not_extend_the_deadline(before: b
     limits = Limits(header_timeout_s=0.15, keep_alive_timeout_s=60)
     async with routed(config([replica], limits=limits)) as harness, harness.connect() as client:
         if before:
-            await client.send(before)
-            assert (await client.read_response()).status == 200
+            assert (await client.ask(before)).status == 200
         ending = asyncio.create_task(client.read_all())
         for _ in range(1000):
             client.writer.write(b"\r\n")
@@ -290,8 +282,7 @@ async def test_empty_lines_between_requests_do_not_add_up(replica: FakeReplica) 
     async with routed(config([replica], limits=limits)) as harness, harness.connect() as client:
         time_s = asyncio.get_running_loop().time
         for _ in range(20):
-            await client.send(post(CHAT))
-            assert (await client.read_response()).status == 200
+            assert (await client.ask(post(CHAT))).status == 200
             await client.send(b"\r\n" * 30)
             await harness.until(lambda: all(it.deadline < time_s() + 45 for it in harness.router.clients), "a read")
 
@@ -332,5 +323,4 @@ async def test_a_body_above_the_minimum_rate_is_received(replica: FakeReplica) -
             await client.send(request[at : at + 40])
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.5)
-        await client.send(request[4000:])
-        assert (await client.read_response()).status == 200
+        assert (await client.ask(request[4000:])).status == 200

@@ -149,8 +149,7 @@ async def test_configurations_change_under_load_without_losing_a_request(two: li
             nonlocal answered
             async with harness.connect() as client:
                 while not done.is_set():
-                    await client.send(post(CHAT))
-                    response = await client.read_response()
+                    response = await client.ask(post(CHAT))
                     assert (response.status, response.body) == (200, sse({"n": 1}) + sse({"n": 2}))
                     answered += 1
 

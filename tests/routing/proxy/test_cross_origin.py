@@ -51,8 +51,7 @@ def two_pools(first: FakeReplica, second: FakeReplica) -> RouterConfig:
 
 
 async def ask(client: RawClient, *headers: bytes, path: bytes = CHAT) -> Response:
-    await client.send(get(path, headers, b"OPTIONS"))
-    return await client.read_response()
+    return await client.ask(get(path, headers, b"OPTIONS"))
 
 
 def cross_origin_of(response: Response) -> dict[str, str]:
@@ -104,8 +103,7 @@ async def test_only_the_exact_origin_is_allowed(origin: bytes, replica: FakeRepl
     async with routed(allowing(config([replica]), PAGE)) as harness, harness.connect() as client:
         asked = await ask(client, b"Origin: " + origin, ASKS)
         assert (asked.status, cross_origin_of(asked)) == (405, {})
-        await client.send(post(CHAT, headers=(b"Origin: " + origin,)))
-        served = await client.read_response()
+        served = await client.ask(post(CHAT, headers=(b"Origin: " + origin,)))
         assert (served.status, served.body, cross_origin_of(served)) == (200, b'{"ok":true}', {})
 
 
@@ -183,10 +181,8 @@ async def test_streams_and_errors_of_the_router_can_be_read(replica: FakeReplica
         too_large = await harness.chat(b" " * 70_000, (ORIGIN, bearer()))
         assert (too_large.status, too_large.headers[ALLOW]) == (413, PAGE)
         async with harness.connect() as client:
-            await client.send(get(b"/v1/models", (ORIGIN, bearer())))
-            assert (await client.read_response()).headers[ALLOW] == PAGE
-            await client.send(get(b"/health", (ORIGIN,)))
-            assert (await client.read_response()).headers[ALLOW] == PAGE
+            assert (await client.ask(get(b"/v1/models", (ORIGIN, bearer())))).headers[ALLOW] == PAGE
+            assert (await client.ask(get(b"/health", (ORIGIN,)))).headers[ALLOW] == PAGE
         assert harness.router.closed[CloseReason.REJECTED] >= 1
 
 

@@ -93,8 +93,7 @@ async def test_a_stream_is_prefilled_without_streaming_and_passes_unchanged(two:
 async def test_a_completion_is_prefilled_too(two: list[FakeReplica]) -> None:
     body = json.dumps({"model": "tiny", "prompt": list(range(3000)), "min_tokens": 3}).encode()
     async with routed(roles(two, PREFILL, DECODE)) as harness, harness.connect() as client:
-        await client.send(post(COMPLETION, body))
-        assert (await client.read_response()).status == 200
+        assert (await client.ask(post(COMPLETION, body))).status == 200
 
     assert "max_completion_tokens" not in json.loads(two[0].calls[0].body)
     assert json.loads(two[1].calls[0].body) == json.loads(body) | {MEMBER: TRANSFER_PARAMETERS}
@@ -343,8 +342,7 @@ async def test_the_replica_of_a_decode_leg_is_chosen_again_if_it_is_down_by_then
 
 async def test_the_models_of_a_pool_do_not_depend_on_roles(two: list[FakeReplica]) -> None:
     async with routed(roles(two, PREFILL, DECODE, models=("tiny", "large"))) as harness, harness.connect() as client:
-        await client.send(b"GET /v1/models HTTP/1.1\r\nHost: router\r\n\r\n")
-        models: Any = json.loads((await client.read_response()).body)
+        models: Any = json.loads((await client.ask(b"GET /v1/models HTTP/1.1\r\nHost: router\r\n\r\n")).body)
         rows = await replica_rows(harness)
 
     assert [model["id"] for model in models["data"]] == ["tiny", "large"]

@@ -91,8 +91,7 @@ async def test_the_replica_gets_the_decoded_body(coding: str, body: bytes, repli
             post(CHAT, body, DIGESTS),  # its members may be completed too
         )
         for sent, data in enumerate(pieces, start=1):
-            await client.send(data)
-            assert (await client.read_response()).status == 200
+            assert (await client.ask(data)).status == 200
             call = replica.calls[-1]
             assert (len(replica.calls), call.body == body) == (sent, True)
             assert call.header(b"content-length") == [b"%d" % len(body)]
@@ -155,9 +154,7 @@ async def test_invalid_bodies_get_400(shape: str, replica: FakeReplica) -> None:
         assert (response.status, response.error["type"]) == (400, "invalid_request_error")
         if shape != "gzip in gzip":
             assert response.error["message"].startswith(f"the body is not valid {coding}: ")
-        async with harness.connect() as client:
-            await client.send(in_chunks(body, coding, 10))
-            assert (await client.read_response()).status == 400
+        assert (await harness.send(in_chunks(body, coding, 10))).status == 400
         assert replica.calls == []
         await nothing_is_held(harness)
 
@@ -174,9 +171,7 @@ async def test_other_codings_get_415_with_those_that_are_accepted(value: bytes, 
 async def test_a_body_without_a_key_is_not_decoded(replica: FakeReplica) -> None:
     async with routed(with_keys([replica], api_key())) as harness:
         for data in (post(CHAT, gzip.compress(BODY), [header("gzip")]), post(CHAT, b"no gzip", [header("gzip")])):
-            async with harness.connect() as client:
-                await client.send(data)
-                assert (await client.read_response()).status == 401
+            assert (await harness.send(data)).status == 401
         assert (await harness.chat(gzip.compress(BODY), [header("gzip"), bearer()])).status == 200
 
 
@@ -253,8 +248,7 @@ async def test_bombs_hold_nobody_up_and_take_no_memory(
             exploding = asyncio.gather(*(explode() for _ in range(8)))
             answered = 0
             while not exploding.done():
-                await client.send(get(b"/health"))
-                assert (await client.read_response()).status == 200
+                assert (await client.ask(get(b"/health"))).status == 200
                 answered += 1
             watching.cancel()
         assert set(exploding.result()) <= {413, 503}
@@ -275,6 +269,5 @@ async def test_the_bytes_of_all_clients_are_limited_together(replica: FakeReplic
             data = post(CHAT, body, [header("gzip")])
             await first.send(data[:-1])
             await harness.until(lambda: harness.router.unfinished_body_bytes > 3 * MIB, "the first body")
-            await second.send(data[:-1])
-            assert (await second.read_response()).status == 503
+            assert (await second.ask(data[:-1])).status == 503
         await nothing_is_held(harness)

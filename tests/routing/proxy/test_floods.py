@@ -146,16 +146,14 @@ async def test_a_hundred_mebibytes_cost_at_most_sixteen(
     limits = Limits(max_body_bytes=8 * MIB)
     async with started(replica, tmp_path, limits) as router, connect(router.port) as client:
         async with connect(router.port) as other_client:
-            await other_client.send(post(CHAT))
-            assert (await other_client.read_response()).status == 200
+            assert (await other_client.ask(post(CHAT))).status == 200
         router.forget_peak()
         before = router.memory_bytes("VmRSS")
         response = await pour(client, head, piece, 100 * MIB)
         assert response == b"" or re.match(rb"HTTP/1.1 (400|413|431) ", response)
         assert router.memory_bytes("VmHWM") - before <= 16 * MIB
         async with connect(router.port) as other_client:
-            await other_client.send(post(CHAT))
-            assert (await other_client.read_response()).status == 200
+            assert (await other_client.ask(post(CHAT))).status == 200
 
 
 @pytest.mark.parametrize("path", [b"/health", b"/nowhere"])
@@ -166,23 +164,20 @@ async def test_a_client_that_reads_no_responses_is_not_read(path: bytes, replica
         connect(router.port) as other_client,
         connect(router.port) as client,
     ):
-        await other_client.send(post(CHAT))
-        assert (await other_client.read_response()).status == 200
+        assert (await other_client.ask(post(CHAT))).status == 200
         router.forget_peak()
         before = router.memory_bytes("VmRSS")
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # asyncio's are read and written to
         await pour_on(client, get(path) * 1000, 100 * MIB)
         assert router.memory_bytes("VmHWM") - before <= 16 * MIB
-        await other_client.send(post(CHAT))
-        assert (await other_client.read_response()).status == 200
+        assert (await other_client.ask(post(CHAT))).status == 200
 
 
 async def test_many_upgrade_offers_in_one_read_are_declined(replica: FakeReplica, tmp_path: Path) -> None:
     """The parser stops at each offer, with all others still unread."""
     offer = get(b"/nowhere", [b"Connection: upgrade", b"Upgrade: x"])
     async with started(replica, tmp_path, Limits()) as router, connect(router.port) as client:
-        await client.send(offer)
-        assert (await client.read_response()).status == 404
+        assert (await client.ask(offer)).status == 404
         router.forget_peak()
         before = router.memory_bytes("VmRSS")
         await client.send(offer * OFFERS)
@@ -202,8 +197,7 @@ async def test_slow_clients_take_little_memory_and_are_disconnected(replica: Fak
             writer.write(halves[number % len(halves)])
         group.create_task(_drip([writer for number, (_, writer) in enumerate(slow) if number % len(halves) == 1]))
         async with connect(router.port) as other_client:
-            await other_client.send(post(CHAT))
-            assert (await other_client.read_response()).status == 200
+            assert (await other_client.ask(post(CHAT))).status == 200
         assert router.memory_bytes("VmRSS") - before <= SLOW_CLIENTS * 16 * 1024
         async with asyncio.timeout(60):
             responses = await asyncio.gather(*(reader.read() for reader, _ in slow))
@@ -237,15 +231,13 @@ async def test_bodies_that_never_end_are_bounded_together(replica: FakeReplica, 
         assert {task.result() for task in rejected} == {b"HTTP/1.1 503 Service Unavailable\r\n"}
         assert router.memory_bytes("VmHWM") - before <= limits.max_unfinished_body_bytes + 64 * MIB
         async with connect(router.port) as other_client:  # a body in one read does not count
-            await other_client.send(post(CHAT))
-            assert (await other_client.read_response()).status == 200
+            assert (await other_client.ask(post(CHAT))).status == 200
         for _, writer in connections:
             writer.transport.abort()
         await asyncio.gather(*waiting, return_exceptions=True)
         async with connect(router.port) as other_client:
             big = b'{"prompt":"%b"}' % (b"x" * 8_000_000)
-            await other_client.send(post(b"/v1/completions", big))
-            assert (await other_client.read_response()).status == 200
+            assert (await other_client.ask(post(b"/v1/completions", big))).status == 200
 
 
 # --- A process with few open files, and clients that make it hold many bytes ---
@@ -315,8 +307,7 @@ async def test_large_bodies_are_bounded_together_and_leave_no_memory_behind(
     body = b'{"prompt":"%b"}' % (b"x" * 8_000_000)
     async with started(replica, tmp_path, limits) as router, AsyncExitStack() as stack:
         async with connect(router.port) as first:
-            await first.send(get(b"/health"))
-            await first.read_response()
+            await first.ask(get(b"/health"))
         before = router.memory_bytes("VmRSS")
         clients = [await stack.enter_async_context(connect(router.port)) for _ in range(40)]
         statuses = [asyncio.create_task(large_status(client, body)) for client in clients]
@@ -457,9 +448,7 @@ async def test_connections_that_end_are_counted_by_reason(replica: FakeReplica) 
             async with harness.connect() as client:
                 await client.send(data)
                 assert (await client.read_all())[9:12] == status
-        async with harness.connect() as client:
-            await client.send(REQUEST)
-            await client.read_response()
+        await harness.send(REQUEST)
         await harness.until(lambda: not harness.router.clients, "the connections to end")
         _, text = await harness.admin("GET", "/metrics")
         for reason, count in (Counter(reason for reason, _, _ in sent) | {"client": 1}).items():

@@ -437,10 +437,7 @@ def test_the_number_of_heads_is_bounded() -> None:
 
 async def test_a_replica_gets_the_same_request_from_a_cached_head(replica: FakeReplica) -> None:
     async with routed(config([replica])) as harness, harness.connect() as client:
-        responses = []
-        for length in (0, 0, 7):
-            await client.send(post(CHAT, BODY + b" " * length, [b"X-Thing: 1"]))
-            responses.append(await client.read_response())
+        responses = [await client.ask(post(CHAT, BODY + b" " * length, [b"X-Thing: 1"])) for length in (0, 0, 7)]
         first, second, longer = replica.calls
 
         assert len(harness.router.request_head_cache) == len(harness.router.response_head_cache) == 1
@@ -497,8 +494,7 @@ async def test_varying_values_reach_the_replica_and_the_record(replica: FakeRepl
     async with routed(config([replica])) as harness, harness.connect() as client:
         for name in (b"first", b"second", b"third%b"):
             extra = [b"traceparent: 00-%b-01" % name, b"X-Request-ID: %b" % name, b"X-Percent: %d%b"]
-            await client.send(post(CHAT, BODY, extra))
-            response = await client.read_response()
+            response = await client.ask(post(CHAT, BODY, extra))
             assert response.status == 200
             assert (response.headers.get("x-request-id") == name.decode()) == (b"%" not in name)
         calls = replica.calls
@@ -516,8 +512,7 @@ async def test_a_response_with_another_date_matches_and_keeps_its_date(replica: 
         for second in (b"07", b"08", b"10"):
             when = b"Mon, 02 Nov 2026 10:11:%b GMT" % second
             replica.script = answering(extra=b"Date: %b\r\nX-Request-Id: of-engine-%b\r\n" % (when, second))
-            await client.send(post(CHAT, BODY))
-            response = await client.read_response()
+            response = await client.ask(post(CHAT, BODY))
             assert response.headers.get("date") == when.decode()
         assert len(harness.router.response_head_cache) == 1
 

@@ -70,8 +70,7 @@ async def test_an_error_in_a_pipelined_request_gets_500(replica: FakeReplica, mo
 async def test_an_error_before_placing_gets_500(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Router, "open", _fails)
     async with routed(config([replica])) as harness, harness.connect() as client:
-        await client.send(get(b"/v1/models"))
-        assert (await client.read_response()).status == 500
+        assert (await client.ask(get(b"/v1/models"))).status == 500
         assert await client.read_all() == b""
 
 
@@ -103,8 +102,7 @@ async def test_an_error_in_the_counters_fails_no_request(replica: FakeReplica, m
     async with routed(config([replica])) as harness, harness.connect() as client:
         monkeypatch.setattr(harness.router.services.metrics, "count_placed", _fails)
         for _ in range(3):
-            await client.send(post(CHAT))
-            assert (await client.read_response()).status == 200
+            assert (await client.ask(post(CHAT))).status == 200
         await harness.at_rest()
 
 

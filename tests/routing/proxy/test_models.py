@@ -40,8 +40,7 @@ async def test_an_unknown_model_gets_a_404_like_an_engines(replica: FakeReplica)
 
 async def test_models_lists_every_name_once_and_each_can_be_used(replica: FakeReplica) -> None:
     async with routed(named([replica])) as harness, harness.connect() as client:
-        await client.send(get(b"/v1/models"))
-        cards = json.loads((await client.read_response()).body)["data"]
+        cards = json.loads((await client.ask(get(b"/v1/models"))).body)["data"]
         statuses = [(await harness.chat(chat_body(card["id"]))).status for card in cards]
     assert [(card["id"], card["root"], card["parent"]) for card in cards] == [
         ("tiny", "tiny", None),
@@ -225,8 +224,7 @@ async def test_the_list_has_the_models_of_all_pools_with_the_shortest_length_of_
         await harness.until(lambda: len(harness.router.services.checks.models) == 4, "all to report")
         listed = {}
         for key in (KEY, OTHER):
-            await client.send(get(b"/v1/models", [bearer(key)]))
-            listed[key] = json.loads((await client.read_response()).body)["data"]
+            listed[key] = json.loads((await client.ask(get(b"/v1/models", [bearer(key)]))).body)["data"]
         await client.send(get(b"/v1/models", [bearer()], b"HEAD"), get(b"/v1/models/other", [bearer()]))
         head, one = await client.read_response(bodyless=True), await client.read_response()
 
@@ -246,6 +244,5 @@ async def test_named_models_are_listed_before_another_pool_reports_any(two: list
     first, second = config(two[:1], models=("tiny",)), config(two[1:])
     pools = first.pools[0], replace(second.pools[0], name="any")
     async with routed(replace(first, pools=pools)) as harness, harness.connect() as client:
-        await client.send(get(b"/v1/models"))
-        cards = json.loads((await client.read_response()).body)["data"]
+        cards = json.loads((await client.ask(get(b"/v1/models"))).body)["data"]
     assert [(card["id"], card["max_model_len"]) for card in cards] == [("tiny", None)]

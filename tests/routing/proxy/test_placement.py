@@ -204,7 +204,7 @@ async def test_a_request_is_sent_before_its_prompt_is_described(
         genuine = getattr(owner, attribute)
         monkeypatch.setattr(owner, attribute, lambda *args: (reported.append(name), genuine(*args))[1])
 
-    noting("sent", exchange.Exchange, "_send")
+    noting("sent", exchange.Exchange, "send_on")
     noting("described", exchange, "structure_json")
     async with routed(routed_config([replica])) as harness:
         await harness.chat()  # opens the connection

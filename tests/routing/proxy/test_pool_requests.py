@@ -203,8 +203,7 @@ async def test_a_path_that_the_pool_does_not_serve_is_not_found_in_the_form_of_i
         form = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\ntiny\r\n--b--\r\n'
         async with harness.connect() as client:
             headers = [b"Content-Type: multipart/form-data; boundary=b"]
-            await client.send(post(b"/v1/audio/transcriptions", form, headers))
-            transcription = await client.read_response()
+            transcription = await client.ask(post(b"/v1/audio/transcriptions", form, headers))
         assert replica.calls == []
         assert (await ask(harness, RESPONSES)).status == 200
         assert (await ask(harness, b"/v1/messages/count_tokens")).status == 200
@@ -222,8 +221,7 @@ async def test_stored_responses_belong_to_the_path_that_made_them(replica: FakeR
         whole = with_pool(config([replica]), paths=paths)
         response_id = ResponseIds(whole).new_id(TargetId(replica.name), None, None)
         async with routed(whole) as harness, harness.connect() as client:
-            await client.send(get(b"/v1/responses/" + response_id.encode()))
-            assert (await client.read_response()).status == status
+            assert (await client.ask(get(b"/v1/responses/" + response_id.encode()))).status == status
 
 
 async def test_a_key_without_the_model_does_not_learn_what_its_pool_serves(replica: FakeReplica) -> None:

@@ -51,8 +51,7 @@ async def test_a_broken_stream_ends_with_one_error_event(is_inside_event: bool, 
     for replica in two:
         replica.script = raw(STREAM_HEAD + chunk(events), then_close=True)
     async with routed(config(two)) as harness, harness.connect() as client:
-        await client.send(post(CHAT))
-        response = await client.read_response()
+        response = await client.ask(post(CHAT))
         assert await client.read_all() == b""
     assert response.status == 200
     assert response.body.startswith(events)
@@ -98,8 +97,7 @@ async def test_a_response_to_http_1_0_is_not_chunked(replica: FakeReplica) -> No
     replica.script = raw(STREAM_HEAD, chunk(b"hel"), chunk(b"lo"), LAST_CHUNK)
     request = b"POST /v1/completions HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\n{}"
     async with routed(config([replica])) as harness, harness.connect() as client:
-        await client.send(request)
-        response = await client.read_response()
+        response = await client.ask(request)
     assert "transfer-encoding" not in response.headers
     assert response.headers["connection"] == "close"
     assert response.raw_body == b"hello"
@@ -134,8 +132,7 @@ async def test_http_1_0_connections_stay_open_if_a_length_is_known(replica: Fake
     request = b"POST /v1/completions HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\n{}"
     async with routed(config([replica])) as harness, harness.connect() as client:
         for _ in range(2):
-            await client.send(request)
-            assert (await client.read_response()).headers["connection"] == "keep-alive"
+            assert (await client.ask(request)).headers["connection"] == "keep-alive"
 
 
 async def test_endless_trailers_are_not_stored(replica: FakeReplica) -> None:

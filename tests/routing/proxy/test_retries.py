@@ -121,8 +121,7 @@ async def test_when_all_replicas_failed_the_client_gets_the_last_failure(
     for replica in two:
         replica.script = script
     async with routed(config(two, limits=SHORT, health=NEVER_DOWN)) as harness, harness.connect() as client:
-        await client.send(post(CHAT))
-        response = await client.read_response()
+        response = await client.ask(post(CHAT))
         assert response.status == status
         await client.send(get(b"/health"))  # the client's connection is usable
         assert (await client.read_response()).status == 200
@@ -281,8 +280,7 @@ async def test_a_router_without_sockets_does_not_blame_the_replica(
             "_loop",
             type("Loop", (), {"create_connection": fail, "create_task": harness.router.loop.create_task})(),
         )
-        await client.send(post(CHAT))
-        assert (await client.read_response()).status == 502
+        assert (await client.ask(post(CHAT))).status == 502
         assert finding.failures == 0
 
 
@@ -482,11 +480,11 @@ async def test_a_request_for_a_stored_response_goes_to_a_limited_replica(two: li
 
     two[0].script = two[1].script = engine
     async with routed(config(two)) as harness, harness.connect() as client:
-        await client.send(post(b"/v1/responses", json.dumps({"model": "tiny", "input": "x"}).encode()))
-        created = await client.read_response()
+        created = await client.ask(post(b"/v1/responses", json.dumps({"model": "tiny", "input": "x"}).encode()))
         harness.router.balancer.breakers.record_retry_after(ReplicaId(created.replica), 30.0)
-        await client.send(get(b"/v1/responses/" + json.loads(created.body)["request_id"].encode()))
-        assert (await client.read_response()).replica == created.replica
+        assert (
+            await client.ask(get(b"/v1/responses/" + json.loads(created.body)["request_id"].encode()))
+        ).replica == created.replica
 
 
 # --- Circuit breakers: replicas that fail requests but not their health checks; the retry budget ---

@@ -186,8 +186,7 @@ async def test_keys_of_clients_and_replicas_are_never_shown(
     secrets = (KEY, hashlib.sha256(KEY.encode()).hexdigest(), SECRET)
     async with routed(snapshot) as harness, harness.connect() as client:
         for _ in range(2):
-            await client.send(sent)
-            response = await client.read_response()
+            response = await client.ask(sent)
         assert response.status == status
         await nothing_is_kept(harness)
         explained = {

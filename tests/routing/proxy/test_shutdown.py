@@ -32,8 +32,7 @@ LARGE = 60_000  # bytes: more than the kernel buffers, and one read of the repli
 async def test_a_draining_router_finishes_running_requests(replica: FakeReplica) -> None:
     replica.script = held_response = Held()
     async with routed(config([replica])) as harness, harness.connect() as idle, harness.connect() as busy:
-        await idle.send(get(b"/health"))
-        await idle.read_response()
+        await idle.ask(get(b"/health"))
         await busy.send(post(CHAT) + post(CHAT))
         await replica.wait_calls(1)
         draining = asyncio.create_task(harness.server.data.drain())
@@ -82,12 +81,10 @@ async def test_idle_connections_may_send_one_more_request_during_a_handover(
 ) -> None:
     async with routed(config([replica])) as harness, harness.connect() as idle, harness.connect() as silent:
         for client in (idle, silent):
-            await client.send(get(b"/health"))
-            await client.read_response()
+            await client.ask(get(b"/health"))
         draining = asyncio.create_task(drain(harness.router, linger_s=0.2))
         await harness.until(lambda: harness.router.is_draining, "the drain")
-        await idle.send(post(CHAT))
-        response = await idle.read_response()
+        response = await idle.ask(post(CHAT))
         assert (response.status, response.headers["connection"]) == (200, "close")
         assert await silent.read_all() == b""
         async with asyncio.timeout(15):

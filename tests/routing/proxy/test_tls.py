@@ -48,8 +48,7 @@ async def test_requests_over_tls_are_answered_on_one_connection(authority: Autho
         assert harness.server.data_url.startswith("https://")
         async with harness.connect(authority.client()) as client:
             for _ in range(2):
-                await client.send(post(CHAT))
-                assert (await client.read_response()).status == 200
+                assert (await client.ask(post(CHAT))).status == 200
             assert client.writer.get_extra_info("ssl_object").version() in {"TLSv1.2", "TLSv1.3"}
         await harness.at_rest()
     assert [call.body for call in replica.calls] == [BODY, BODY]
@@ -64,8 +63,7 @@ async def test_large_bodies_and_streams_pass_both_ways(authority: Authority, rep
         harness.connect(authority.client()) as client,
     ):
         replica.script = answering(LARGE)
-        await client.send(post(CHAT, BODY + b" " * 3_000_000))
-        assert (await client.read_response()).body == LARGE
+        assert (await client.ask(post(CHAT, BODY + b" " * 3_000_000))).body == LARGE
         replica.script = stream
         await client.send(post(CHAT))
         assert (await client.read_response()).body == b"".join(sse({"n": number}) for number in range(200))
@@ -77,8 +75,7 @@ async def test_a_rejected_client_can_read_the_rejection(
     limits = Limits(max_body_bytes=1024)
     async with routed(config([replica], limits=limits), tls=files(authority.issue("router"))) as harness:
         async with harness.connect(authority.client()) as client:
-            await client.send(post(CHAT, BODY + b" " * 500_000))
-            assert (await client.read_response()).status == 413
+            assert (await client.ask(post(CHAT, BODY + b" " * 500_000))).status == 413
             assert await client.read_all() == b""
         await harness.until(lambda: not harness.router.clients, "the connection to end")
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -109,8 +106,7 @@ async def test_clients_without_tls_get_no_http(sent: bytes, authority: Authority
             client.writer.write_eof()
             assert b"HTTP" not in await client.read_all()
         async with harness.connect(authority.client()) as client:
-            await client.send(post(CHAT))
-            assert (await client.read_response()).status == 200
+            assert (await client.ask(post(CHAT))).status == 200
 
 
 def test_a_connection_has_one_handshake(authority: Authority) -> None:
@@ -148,11 +144,9 @@ async def test_a_renewed_certificate_is_loaded_and_a_broken_one_is_not(
             renew()
             harness.server.data.reload()
             async with harness.connect(authority.client()) as client:
-                await client.send(post(CHAT))
-                assert (await client.read_response()).status == 200
+                assert (await client.ask(post(CHAT))).status == 200
                 serials.append(client.seen_serial)
-        await early.send(post(CHAT))
-        assert (await early.read_response()).status == 200
+        assert (await early.ask(post(CHAT))).status == 200
         assert early.seen_serial == first.serial
     second, *later = serials
     assert first.serial != second

@@ -139,8 +139,7 @@ async def test_sampling_follows_the_parent_and_else_the_ratio(
     sent = [*headers, b"TraceState: vendor=1"]
     async with routed(config([replica])) as harness, harness.connect() as client:
         for _ in range(3):  # the head is parsed, then cached
-            await client.send(post(CHAT, BODY, sent))
-            assert (await client.read_response()).status == 200
+            assert (await client.ask(post(CHAT, BODY, sent))).status == 200
 
     servers = [span for span in collector.spans if span.is_server]
     assert len(servers) == (3 if is_traced else 0)

@@ -81,8 +81,7 @@ class Process:
     async def chat(self, body: bytes = BODY, headers: Sequence[bytes] = ()) -> Response:
         """One request on a connection of its own."""
         async with connect(self.port) as client:
-            await client.send(post(CHAT, body, headers))
-            return await client.read_response()
+            return await client.ask(post(CHAT, body, headers))
 
     async def until(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
         try:
@@ -173,8 +172,7 @@ class Load:
     async def _ask(self, client: RawClient) -> None:
         """One request, or as many as the connection allows."""
         while not self._is_over:
-            await client.send(post(CHAT))
-            answer = await client.read_response()
+            answer = await client.ask(post(CHAT))
             self.outcomes[str(answer.status)] += 1
             self.seen_workers.add(worker_of(answer))
             if not self._keep or answer.headers.get("connection") == "close":

@@ -104,8 +104,7 @@ async def test_the_rate_of_an_api_key_holds_for_all_workers_together(replica: Fa
         async def go_on() -> None:
             while monotonic() - begun < seconds:
                 async with connect(router.port) as client:
-                    await client.send(post(CHAT, headers=[bearer()]))
-                    answer = await client.read_response()
+                    answer = await client.ask(post(CHAT, headers=[bearer()]))
                     seen[answer.status] += 1
                     workers.add(worker_of(answer))
 

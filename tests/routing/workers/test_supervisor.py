@@ -90,8 +90,7 @@ async def test_another_worker_accepts_for_a_silent_one_until_that_responds(
             assert silent in supervisor.ready  # slow, perhaps
             for _ in range(8):
                 async with connect(port) as client:
-                    await client.send(post(CHAT))
-                    assert (await client.read_response()).status == 200
+                    assert (await client.ask(post(CHAT))).status == 200
             with pytest.raises(RetryLaterError, match="does not respond"):
                 await supervisor.store.apply(dump_snapshot(config([replica]), 2).document, Source.PUSH)
             assert "warmpath_router_workers 1" in await WorkersView(supervisor, "1.0").metrics()

@@ -19,8 +19,7 @@ async def serials(router: Process, authority: Authority) -> set[int]:
     found = set()
     for _ in range(8):
         async with connect(router.port, authority.client()) as client:
-            await client.send(post(CHAT))
-            assert (await client.read_response()).status == 200
+            assert (await client.ask(post(CHAT))).status == 200
             found.add(client.seen_serial)
     return found
 

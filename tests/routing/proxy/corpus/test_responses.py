@@ -51,8 +51,7 @@ async def expect_whole(vector: Vector, harness: Harness, replicas: list[FakeRepl
     made = sum(replica.connections for replica in replicas)
     async with harness.connect() as client:
         for _ in range(3):
-            await client.send(post(CHAT))
-            response = await client.read_response()
+            response = await client.ask(post(CHAT))
             assert response.head.startswith(b"HTTP/1.1 ")  # not left-over bytes
             assert (response.status, response.body) == (vector.status, vector.body)
             assert "x-warmpath-replica" in response.headers
