@@ -77,8 +77,6 @@ def rates_of(key: ApiKey) -> list[Rate]:
 class Grant:
     """What one key permits, and the budgets of its rates."""
 
-    __slots__ = ("_budgets", "_secret", "expires_at", "groups", "models", "name", "tenant", "tokens")
-
     def __init__(self, key: ApiKey, hash_secret: str, shared: SharedLimits | None) -> None:
         now = monotonic()
         self.name = key.name
@@ -199,8 +197,6 @@ def _rate_error(budget: Budget, unit: str, wait_s: float, now: float) -> Rejecte
 
 class CrossOrigin:
     """The origins of web pages that the pools of one configuration allow. Credentials of browsers are never allowed."""
-
-    __slots__ = ("_all", "_by_pool", "_lines")
 
     def __init__(self, config: RouterConfig) -> None:
         self._by_pool = {pool.name: frozenset(pool.allowed_origins) for pool in config.pools}

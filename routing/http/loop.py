@@ -169,8 +169,6 @@ BURST_WRITES: Final = 256  # go out at once: one client may request thousands of
 class WriteBuffer:
     """The writes of one event loop, sent together at the end of its iteration."""
 
-    __slots__ = ("_loop", "_waiting", "is_new_turn")
-
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.is_new_turn = True  # an iteration has ended since this was set to False

@@ -64,35 +64,6 @@ _absolute: Final = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE).fullmat
 class RequestHead:
     """A parsed request head; requests with the same head share one."""
 
-    __slots__ = (
-        "_anonymous",
-        "_anonymous_template",
-        "_forwarded",
-        "_varying",
-        "authenticated_by",
-        "authorization",
-        "coding",
-        "content_length",
-        "content_type",
-        "endpoint",
-        "expects_continue",
-        "grant",
-        "has_length",
-        "http11",
-        "keep_alive",
-        "lines",
-        "method",
-        "path",
-        "priority",
-        "request_id",
-        "request_id_index",
-        "session_id",
-        "target",
-        "task_group",
-        "template",
-        "traceparent_index",
-    )
-
     def __init__(self, method: bytes, target: bytes, *, http11: bool) -> None:
         self.method = method
         self.target = target
@@ -207,21 +178,6 @@ def is_credential(name: bytes) -> bool:
 class Request:
     """One whole request."""
 
-    __slots__ = (
-        "arrived_at",
-        "body",
-        "cache_digest",
-        "grant",
-        "head",
-        "held_bytes",
-        "is_large",
-        "layout",
-        "model_span",
-        "omits_usage",
-        "request_id",
-        "values",
-    )
-
     def __init__(self, head: RequestHead, body: bytes, request_id: str, values: list[bytes] | None = None) -> None:
         self.head = head
         self.body = body
@@ -239,19 +195,6 @@ class Request:
 
 class EncodedBody:
     """A body in gzip or zstd while it is received and decoded."""
-
-    __slots__ = (
-        "_blocks",
-        "_coding",
-        "_decoded_bytes",
-        "_input",
-        "_is_full",
-        "_limits",
-        "_member",
-        "_members",
-        "_rest",
-        "held_bytes",
-    )
 
     def __init__(self, coding: bytes, limits: Limits) -> None:
         self._coding = coding
@@ -335,8 +278,6 @@ class EncodedBody:
 
 class EncodedRequest:
     """A request that has arrived whole, and whose body is not decoded yet."""
-
-    __slots__ = ("body", "head")
 
     def __init__(self, head: RequestHead, body: EncodedBody) -> None:
         self.head = head

@@ -89,8 +89,6 @@ H = TypeVar("H")
 class CachedHead(Generic[H]):
     """A parsed head, and the bytes around its varying values."""
 
-    __slots__ = ("head", "key", "last", "length_index", "line_count", "pieces")
-
     def __init__(self, head: H, key: bytes, length_index: int) -> None:
         self.head = head
         self.key = key  # the bytes of the head, with a gap for each value
@@ -104,8 +102,6 @@ Match = tuple[CachedHead[H], bytes, list[bytes]]  # the cached head, and the mes
 
 class HeaderCache(Generic[H]):
     """Parsed heads by their bytes."""
-
-    __slots__ = ("_heads", "_max_bytes", "_split")
 
     def __init__(self, varying: Sequence[str]) -> None:
         """``varying``: names of the headers whose values may differ, in lower case."""
@@ -238,8 +234,6 @@ CLOSE: Final = Framing.CLOSE
 
 class ResponseHead:
     """Status and end-to-end headers of a replica's response."""
-
-    __slots__ = ("framing", "is_stream", "length", "lines", "status", "status_line", "template")
 
     def __init__(self, status: int, status_line: bytes) -> None:
         self.status = status

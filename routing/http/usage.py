@@ -107,8 +107,6 @@ class Prelude:
     known to come before it counts as the first token: the end of the stream, errors, and events of other APIs.
     """
 
-    __slots__ = ("_line_start", "data")
-
     def __init__(self) -> None:
         self.data = bytearray()  # all bytes so far
         self._line_start = 0  # of the incomplete line at the end
@@ -163,8 +161,6 @@ class ResponseTail:
 
     Reads are stored in attributes, because ``add`` runs for each read of a stream.
     """
-
-    __slots__ = ("_fourth", "_last", "_second", "_third")
 
     def __init__(self) -> None:
         self._last = self._second = self._third = self._fourth = b""
@@ -228,8 +224,6 @@ _decode_chunk: Final = msgspec.json.Decoder(StreamChunk).decode
 class Fingerprint:
     """The ``system_fingerprint`` of an engine, from its last usage chunk; None: not known."""
 
-    __slots__ = ("value",)
-
     def __init__(self) -> None:
         self.value: object = None
 
@@ -247,8 +241,6 @@ class UsageFilter:
     with several get the one of the engine's stream before. A line ends with LF or CRLF, or with CR if the event ends
     with two of them.
     """
-
-    __slots__ = ("_fingerprint", "_held", "_passed_end", "is_inside_event")
 
     def __init__(self, fingerprint: Fingerprint) -> None:
         self._fingerprint = fingerprint

@@ -132,18 +132,6 @@ _encode_json: Final = msgspec.json.Encoder(order="deterministic").encode
 class CanonicalPrompt:
     """A canonical prompt. Offsets are into ``data``, ascending."""
 
-    __slots__ = (
-        "data",
-        "ids",
-        "is_text",
-        "message_ends",
-        "reads_cache",
-        "rendering",
-        "salt",
-        "system_end",
-        "tools_end",
-    )
-
     def __init__(
         self,
         data: bytes,
@@ -257,8 +245,6 @@ def _write_pairs(fields: Any, writer: _Writer) -> None:
 
 class _Writer:
     """Collects the pieces of a prompt and the offsets at which its segments end."""
-
-    __slots__ = ("_ends", "_ids", "_is_text", "_length", "_parts_left", "_pieces", "_system_end", "_tools_end")
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []

@@ -30,8 +30,6 @@ _disposition: Final = re.compile(
 class Form:
     """The fields of a form that placement and caps need."""
 
-    __slots__ = ("body", "model_span")
-
     def __init__(self, body: FormBody, model_span: tuple[int, int] | None) -> None:
         self.body = body
         self.model_span = model_span  # offsets of the model's name in the form; None: it has none

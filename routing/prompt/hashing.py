@@ -38,8 +38,6 @@ _pack_word: Final = struct.Struct("<Q").pack
 class PrefixHasher:
     """Computes hashes with one fleet's secret."""
 
-    __slots__ = ("_chunks", "_key", "_older_chunks", "_secret", "_seed_words", "_unsalted_suffix")
-
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
         self._key = sha256(b"values" + _SEPARATOR + self._secret).digest()

@@ -254,8 +254,6 @@ _match_blanks: Final = re.compile(rb"[ \t\n\r]*").match
 class Layout:
     """Byte offsets of the ``REPLACEABLE`` and ``LOCATED`` members in a JSON object."""
 
-    __slots__ = ("end", "spans")
-
     def __init__(self, spans: dict[str, tuple[int, int]], end: int) -> None:
         self.spans = spans  # start and end of each value
         self.end = end  # where a member is appended: after the last one, or after the opening brace

@@ -32,8 +32,6 @@ class QueuePermit:
     ``on_admitted`` or ``on_rejected`` is called only if ``acquire`` returned False.
     """
 
-    __slots__ = ("_acquired", "_loop", "_on_admitted", "_on_rejected", "_queues", "_started_at", "priority")
-
     def __init__(
         self,
         queues: list[Queue],

@@ -61,28 +61,6 @@ def join_tail(pieces: list[bytes], count: int) -> None:
 class RequestReader:
     """The parser of one connection and the requests that it has read."""
 
-    __slots__ = (
-        "_allowed_head",
-        "_encoded",
-        "_grace_until",
-        "_headers",
-        "_long",
-        "_paced_head",
-        "_parser",
-        "_pieces",
-        "_router",
-        "_target",
-        "_unfinished_bytes",
-        "body_bytes",
-        "head",
-        "ignores_input",
-        "in_message",
-        "is_rejected",
-        "queue",
-        "received_bytes",
-        "wants_continue",
-    )
-
     def __init__(self, router: Router) -> None:
         self.queue: deque[Request | EncodedRequest | RejectedRequestError] = deque()  # without a response yet
         self.head: RequestHead | None = None  # of the request whose body is being received

@@ -103,34 +103,6 @@ TRANSITIONS: Final = {
 class Exchange(UpstreamCall):
     """One request and its response."""
 
-    __slots__ = (
-        "_client",
-        "_configuration",
-        "_decision",
-        "_group",
-        "_has_probe_result",
-        "_is_placed",
-        "_is_plain",
-        "_is_probe",
-        "_lookup",
-        "_pending_body",
-        "_permit",
-        "_placement_request",
-        "_pool",
-        "_prefill",
-        "_prelude",
-        "_record",
-        "_relay",
-        "_removes_usage",
-        "_request",
-        "_retry_state",
-        "_sends_unmodified",
-        "_sent_at",
-        "_services",
-        "_state",
-        "_ticket",
-        "_trace",
-    )
     __deletable__ = ("_placement_request", "_decision")  # for mypyc
 
     _placement_request: PlacementRequest  # until the first byte, as the decision

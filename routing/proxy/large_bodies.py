@@ -57,8 +57,6 @@ logger = logging.getLogger(__name__)
 class PendingBody:
     """A body that is to be read. One of the two callbacks gets the result, unless the body is cancelled."""
 
-    __slots__ = ("body", "due", "is_cancelled", "on_read", "on_rejected", "owner", "path", "queued_at")
-
     def __init__(
         self,
         path: str,

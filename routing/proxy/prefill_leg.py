@@ -154,30 +154,6 @@ def prefill_body(request: Request, layout: Layout) -> bytes:
 class PrefillLeg(UpstreamCall):
     """The prefill leg of one request, or the decision that it needs none."""
 
-    __slots__ = (
-        "_attempts",
-        "_body",
-        "_buffer",
-        "_configuration",
-        "_failed",
-        "_is_probe",
-        "_layout",
-        "_original",
-        "_owner",
-        "_request",
-        "_reserved",
-        "_sent_at",
-        "_services",
-        "_started_at",
-        "_target",
-        "_ticket",
-        "_trace",
-        "decision",
-        "duration_s",
-        "has_parameters",
-        "record",
-    )
-
     decision: Decision  # set by ``start``, as is ``record``
     record: PrefillRecord
     _target: PrefillTarget  # once sent

@@ -110,20 +110,6 @@ def client_framing(
 class ResponseRelay:
     """The relay of one response."""
 
-    __slots__ = (
-        "_client",
-        "_filter",
-        "_frame",
-        "_head",
-        "_is_aborted",
-        "_parsed",
-        "_tail",
-        "_transport",
-        "_write_buffer",
-        "cache_lines",
-        "keep_alive",
-    )
-
     _tail: ResponseTail  # only if the response was not parsed
 
     def __init__(

@@ -103,17 +103,6 @@ def failure_error(replica: str, failure: Failure) -> RejectedRequestError:
 class RetryState:
     """The failed attempts of one request. ``record`` names the replica that has the request now."""
 
-    __slots__ = (
-        "_configuration",
-        "_failed",
-        "_record",
-        "_request",
-        "_retried_429",
-        "_services",
-        "body",
-        "cause",
-    )
-
     def __init__(
         self, services: Services, configuration: ActiveConfiguration, request: PlacementRequest, record: Record
     ) -> None:

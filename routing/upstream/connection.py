@@ -84,36 +84,6 @@ def _take_body() -> bytes:
 class UpstreamConnection(asyncio.Protocol):
     """A connection to one replica."""
 
-    __slots__ = (
-        "_bodyless",
-        "_complete",
-        "_deadlines",
-        "_head",
-        "_head_bytes",
-        "_header_cache",
-        "_headers",
-        "_idle_s",
-        "_is_between_chunks",
-        "_is_unusable",
-        "_latest",
-        "_listener",
-        "_loop_time",
-        "_parser",
-        "_reason",
-        "_sent_before",
-        "_sink",
-        "_transport",
-        "_uses",
-        "_uses_tls",
-        "_write_buffer",
-        "_written",
-        "bucket",
-        "deadline",
-        "on_body",
-        "pool",
-        "sent_at",
-    )
-
     def __init__(
         self,
         pool: ConnectionPool,
@@ -392,8 +362,6 @@ class UpstreamCall:
     stall detector asks has answers here for a short request.
     """
 
-    __slots__ = ("_has_reconnected", "connections", "is_over", "upstream")
-
     connections: ConnectionPool  # to the current replica
 
     def __init__(self) -> None:
@@ -524,8 +492,6 @@ class OwnCall(UpstreamCall):
 
     ``tokens``: estimated, to prefill. ``queued_tokens``: these, and what the replica has to prefill before.
     """
-
-    __slots__ = ("_limits", "_on_end", "_queued_tokens", "_rank", "_request", "_tokens", "body", "failure", "status")
 
     def __init__(
         self,
