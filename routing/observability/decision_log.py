@@ -28,6 +28,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
 from routing.http.usage import generated_tokens, lacks_details, prompt_and_cached
 from routing.log import defect
@@ -409,6 +410,48 @@ class StructureSampler:
             self._described_at.clear()
         self._described_at[group] = now
         return True
+
+
+MAX_DIGESTED_PER_S: Final = 50.0  # requests of a process whose digests are computed, at 30 us each
+DIGEST_PERIOD_S: Final = 10.0
+MAX_DIGEST_LEVEL: Final = 20
+
+
+class DigestSampler:
+    """Chooses the requests of which decision records have a digest, at most about ``MAX_DIGESTED_PER_S``.
+
+    Not at random, which would hide repeats: the hash of the prompt decides, so that all requests with one prompt have a
+    digest or none has. The part of the prompts is 2 ** -``level``.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.level = 0
+        self._seed = seed
+        self._digested = 0  # since the period began
+        self._period_began_at = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """The part of the prompts whose requests have digests."""
+        return 2.0**-self.level
+
+    def should_digest(self, prompt: bytes, now: float) -> bool:
+        """Whether requests with this prompt have digests now. ``now``: a monotonic time."""
+        if now - self._period_began_at >= DIGEST_PERIOD_S:
+            if self.level and self._digested < MAX_DIGESTED_PER_S * DIGEST_PERIOD_S / 4:
+                self.level -= 1
+            self._digested, self._period_began_at = 0, now
+        if self.level and self.level_of(prompt) < self.level:
+            return False
+        self._digested += 1
+        if self._digested >= MAX_DIGESTED_PER_S * DIGEST_PERIOD_S:
+            self.level = min(self.level + 1, MAX_DIGEST_LEVEL)
+            self._digested, self._period_began_at = 0, now
+        return True
+
+    def level_of(self, prompt: bytes) -> int:
+        """The highest level at which requests with this prompt have digests: one more for half of the prompts."""
+        return 64 - xxh3_64_intdigest(prompt, self._seed).bit_length()
 
 
 def structure_json(decision: Decision, request: Request) -> bytes | None:

@@ -31,7 +31,7 @@ MARK_HEX: Final = 32  # digits of a mark: 128 bits
 
 HEALTH: Final = b"/health"
 MODELS: Final = b"/v1/models"
-_POST: Final = (b"POST",)
+POST_ONLY: Final = (b"POST",)
 _GET: Final = (b"GET", b"HEAD")
 _GET_OR_DELETE: Final = (b"GET", b"DELETE")
 _response_path: Final = re.compile(rb"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel)?").fullmatch
@@ -49,14 +49,14 @@ _own_id: Final = re.compile(
 def methods_of(head: RequestHead) -> tuple[bytes, ...] | None:
     """The methods of a request's path; None if there is no such path."""
     if head.endpoint is not None:
-        return _POST
+        return POST_ONLY
     path = head.path
     if path in {HEALTH, MODELS} or _model_path(path) is not None:
         return _GET
     response = _response_path(path)
     if response is None:
         return None
-    return _POST if response[2] else _GET_OR_DELETE
+    return POST_ONLY if response[2] else _GET_OR_DELETE
 
 
 def response_named_by(path: bytes) -> str | None:

@@ -246,8 +246,10 @@ def begin_record(
     record = Record.from_decision(decision, request.request_id, with_costs=is_described)
     digests, prompt = services.request_digests, placement.prompt.data
     if digests is not None:
-        record.digest_ratio = digests.ratio
-        if digests.should_digest(prompt, request.arrived_at):  # once the request is sent, so that it does not wait
+        record.digest_ratio = digests.sampler.ratio
+        if digests.sampler.should_digest(
+            prompt, request.arrived_at
+        ):  # once the request is sent, so that it does not wait
             asyncio.get_running_loop().call_soon(_add_digest, digests, record, decision, request, prompt)
     if request.grant is not None:
         request.grant.charge_prompt(decision.keys.prompt_tokens)

@@ -36,7 +36,7 @@ from routing.process import file_limit, max_clients
 from routing.proxy.admission import RETRY_AFTER_S, model_response, models_response
 from routing.proxy.config_store import ConfigStore, LastKnownGood, Signatures, Swap
 from routing.proxy.exchange import Exchange
-from routing.proxy.resources import HEALTH, MODELS, methods_of, model_named_by
+from routing.proxy.resources import HEALTH, MODELS, POST_ONLY, methods_of, model_named_by
 from routing.proxy.response_relay import Downstream
 from routing.proxy.services import ActiveConfiguration, Services
 from routing.response_cache.evidence import uses_semantic_caches
@@ -236,7 +236,7 @@ class Router:
     def accept(self, request: Request) -> ActiveConfiguration | LocalResponse:
         """Count a request as in flight, or respond without a replica; RejectedRequestError as ``open``."""
         head = request.head
-        methods = methods_of(head)
+        methods = POST_ONLY if head.endpoint is not None else methods_of(head)
         if methods is None:
             raise RejectedRequestError(404, "no such path")
         if head.method not in methods:

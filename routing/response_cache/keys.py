@@ -17,9 +17,9 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
-from xxhash import xxh3_64_intdigest
 
 from routing.log import defect
+from routing.observability.decision_log import DigestSampler
 from routing.paths import ChatBody, Endpoint, MessagesBody
 from routing.schema import CacheWhen, ResponseCache, derived_key, entry_prefix
 from routing.types import BodyError
@@ -39,9 +39,6 @@ LENGTH_LIMITS: Final = ("max_tokens", "max_completion_tokens")
 DIGEST_BYTES: Final = 32
 KEY_CHARS: Final = 16  # of the digest in an entry's name, which clients see
 MAX_NAMESPACE_CHARS: Final = 128
-MAX_DIGESTED_PER_S: Final = 50.0  # requests of a process whose digests are computed, at 30 us each
-DIGEST_PERIOD_S: Final = 10.0
-MAX_DIGEST_LEVEL: Final = 20
 MAX_SECONDS: Final = 1 << 31  # longer times count as this one (RFC 9111, 1.2.2)
 _SECONDS_DIGITS: Final = 11  # at least one more than it has
 _LEVEL_BITS: Final = 6  # of a digest
@@ -172,39 +169,15 @@ class CacheKeys:
 class RequestDigests:
     """Digests of the entries that an exact cache with the default settings would have, for decision records.
 
-    A digest costs as much as a cache lookup, so at most about ``MAX_DIGESTED_PER_S`` are computed. Requests are not
-    sampled at random, which would hide repeats: the hash of the prompt decides, so that all requests with one prompt
-    have a digest or none has. The part of the prompts is 2 ** -``level``. The last bits of a digest are the highest
-    level at which it is computed, so that records of several levels can be reduced to the smallest part.
+    A digest costs as much as a cache lookup, so a ``DigestSampler`` chooses the requests. The last bits of a digest are
+    the highest level at which it is computed, so that records of several levels can be reduced to the smallest part.
     """
 
     def __init__(self, hash_secret: str) -> None:
         self.hash_secret = hash_secret
-        self.level = 0
         self._keys = CacheKeys(hash_secret)
         self._key = derived_key(hash_secret, "request digests")
-        self._seed = int.from_bytes(self._key[:8], "big")
-        self._digested = 0  # since the period began
-        self._period_began_at = 0.0
-
-    @property
-    def ratio(self) -> float:
-        """The part of the prompts whose requests have digests."""
-        return 2.0**-self.level
-
-    def should_digest(self, prompt: bytes, now: float) -> bool:
-        """Whether requests with this prompt have digests now. ``now``: a monotonic time."""
-        if now - self._period_began_at >= DIGEST_PERIOD_S:
-            if self.level and self._digested < MAX_DIGESTED_PER_S * DIGEST_PERIOD_S / 4:
-                self.level -= 1
-            self._digested, self._period_began_at = 0, now
-        if self._level_of(prompt) < self.level:
-            return False
-        self._digested += 1
-        if self._digested >= MAX_DIGESTED_PER_S * DIGEST_PERIOD_S:
-            self.level = min(self.level + 1, MAX_DIGEST_LEVEL)
-            self._digested, self._period_began_at = 0, now
-        return True
+        self.sampler = DigestSampler(int.from_bytes(self._key[:8], "big"))
 
     def digest_of(self, request: Request, prompt: bytes, scope: Scope) -> int | None:
         """64 bits that identify the entry of a request; None if no cache could answer it."""
@@ -220,12 +193,8 @@ class RequestDigests:
         if key is None or not key.options.may_load:
             return None
         digest = hashlib.blake2b(key.name.encode(), digest_size=8, key=self._key).digest()
-        level = min(self._level_of(prompt), (1 << _LEVEL_BITS) - 1)
+        level = min(self.sampler.level_of(prompt), (1 << _LEVEL_BITS) - 1)
         return int.from_bytes(digest, "big") >> _LEVEL_BITS << _LEVEL_BITS | level
-
-    def _level_of(self, prompt: bytes) -> int:
-        """The highest level at which requests with this prompt have digests: one more for half of the prompts."""
-        return 64 - xxh3_64_intdigest(prompt, self._seed).bit_length()
 
 
 def split_last_turn(endpoint: Endpoint, members: dict[str, Any]) -> tuple[dict[str, Any], str] | None:

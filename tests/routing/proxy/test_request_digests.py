@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from routing.response_cache.keys import DIGEST_PERIOD_S, MAX_DIGESTED_PER_S, RequestDigests
+from routing.observability.decision_log import DIGEST_PERIOD_S, MAX_DIGESTED_PER_S
+from routing.response_cache.keys import RequestDigests
 from routing.schema import TaskGroupConfig
 from tests.fakes.replica import FakeReplica
 from tests.routing.building import SECRET
@@ -100,7 +101,7 @@ async def test_the_digest_is_no_part_of_the_entrys_name_and_needs_the_secret(rep
 
 
 def test_many_requests_halve_the_part_of_the_prompts_and_never_separate_repeats():
-    digests = RequestDigests(SECRET)
+    digests = RequestDigests(SECRET).sampler
     budget = int(MAX_DIGESTED_PER_S * DIGEST_PERIOD_S)
     prompts = [b"prompt %d" % number for number in range(20 * budget)]
     taken = [digests.should_digest(prompt, 1.0) for prompt in prompts]
