@@ -247,9 +247,7 @@ def begin_record(
     digests, prompt = services.request_digests, placement.prompt.data
     if digests is not None:
         record.digest_ratio = digests.sampler.ratio
-        if digests.sampler.should_digest(
-            prompt, request.arrived_at
-        ):  # once the request is sent, so that it does not wait
+        if digests.sampler.should_digest(prompt, request.arrived_at):  # computed once the request is sent
             asyncio.get_running_loop().call_soon(_add_digest, digests, record, decision, request, prompt)
     if request.grant is not None:
         request.grant.charge_prompt(decision.keys.prompt_tokens)

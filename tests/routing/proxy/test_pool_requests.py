@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+import routing
+from routing.paths import TokenizeBody
+from routing.prompt.canonical import canonical_prompt
+from routing.prompt.parsing import parse_body
 from routing.proxy.resources import ResponseIds
 from routing.schema import (
     DEFAULT_SESSION_KEYS,
@@ -193,6 +198,19 @@ def test_a_key_that_can_name_no_session_is_rejected(keys: tuple[str, ...], reaso
 
 
 # --- paths ---
+
+
+@pytest.mark.parametrize("path", DataPath)
+def test_every_path_is_documented_and_a_prompt_is_read_where_there_is_one(path: DataPath) -> None:
+    readme = Path(routing.__file__).with_name("README.md").read_text("utf-8")
+    table = readme.partition("## Paths of the data port")[2].partition("###")[0]
+    assert f"`{path}`" in table.replace("POST ", "")
+
+    if not path.endpoint.is_form:
+        texts = dict.fromkeys(("prompt", "input", "query"), "Why?")
+        members = texts | {"messages": [{"role": "user", "content": "Why?"}]}
+        prompt = canonical_prompt(parse_body(path, json.dumps(members).encode()))
+        assert bool(prompt.data) is (path.endpoint.body is not TokenizeBody)
 
 
 async def test_a_path_that_the_pool_does_not_serve_is_not_found_in_the_form_of_its_api(replica: FakeReplica) -> None:
