@@ -378,11 +378,8 @@ class Exchange(UpstreamCall):
         limits, is_generated_first = self._configuration.limits, self._is_plain and self._request.head.method == POST
         return limits.response_timeout_s if is_generated_first else limits.first_byte_timeout_s
 
-    @log_exceptions
-    def on_connect_failed(self, reason: str, *, is_local: bool) -> None:
+    def on_no_connection(self, reason: str, *, is_local: bool) -> None:
         """Called when no connection was made. ``is_local``: the router lacks a resource."""
-        if self.is_over:
-            return
         decision = self._retries().on_connect_failed(reason, is_local=is_local, was_probe=self._is_probe)
         if not self._retry_on_other_replica(decision):
             replica = self._record.replica
@@ -522,8 +519,7 @@ class Exchange(UpstreamCall):
         """Estimated length of the prompt, in tokens."""
         return self._record.prompt_tokens_estimate
 
-    @log_exceptions
-    def on_stalled(self) -> None:
+    def on_no_progress(self) -> None:
         """Retry on another replica if that is allowed, or keep waiting."""
         if self._state is AWAITING or self._state is CLASSIFYING:
             self._retry_on_other_replica(self._retries().on_stalled())

@@ -249,11 +249,8 @@ class PrefillLeg(UpstreamCall):
         left_s, rank = self._left_s(), self._target.target.rank
         self.send(upstream, self._request, self._body, rank, self._trace, first_byte_s=left_s, idle_s=left_s)
 
-    @log_exceptions
-    def on_connect_failed(self, reason: str, *, is_local: bool) -> None:
+    def on_no_connection(self, reason: str, *, is_local: bool) -> None:
         """Called when no connection was made. ``is_local``: the router lacks a resource."""
-        if self.is_over:
-            return
         if not is_local:
             replica, services = self._target.replica, self._services
             services.checks.on_connect_failed(replica)
@@ -262,9 +259,12 @@ class PrefillLeg(UpstreamCall):
 
     # --- from a replica ---
 
-    @log_exceptions
     def on_response(self, head: ResponseHead, data: bytes, last: bool) -> None:
-        """Called with body bytes."""
+        self._collect(head, data, last)
+
+    @log_exceptions
+    def _collect(self, head: ResponseHead, data: bytes, last: bool) -> None:
+        """Collect body bytes until the response is complete."""
         self._buffer += data
         if last:
             self.upstream = None  # it has returned to its pool
@@ -365,11 +365,8 @@ class PrefillLeg(UpstreamCall):
         """Estimated length of the prompt, in tokens."""
         return self.decision.keys.prompt_tokens
 
-    @log_exceptions
-    def on_stalled(self) -> None:
-        """Called when the replica is stalled."""
-        if not self.is_over:
-            self._fail("stalled")
+    def on_no_progress(self) -> None:
+        self._fail("stalled")
 
     # --- the end ---
 

@@ -419,7 +419,7 @@ class UpstreamCall:
         """Call ``send``."""
         raise NotImplementedError
 
-    def on_connect_failed(self, reason: str, *, is_local: bool) -> None:
+    def on_no_connection(self, reason: str, *, is_local: bool) -> None:
         """Called when no connection was made. ``is_local``: the router lacks a resource; the replica did not fail."""
         raise NotImplementedError
 
@@ -434,6 +434,9 @@ class UpstreamCall:
     def on_failed(self, failure: Failure) -> None:
         """Called when the response failed before its end."""
         raise NotImplementedError
+
+    def on_no_progress(self) -> None:
+        """Called when the replica is stalled: another replica may respond earlier."""
 
     def abort_on_error(self, error: Exception) -> None:
         """Called after a programming error."""
@@ -450,6 +453,12 @@ class UpstreamCall:
             self.send_on(upstream)
 
     @log_exceptions
+    def on_connect_failed(self, reason: str, *, is_local: bool) -> None:
+        """Called when no connection was made."""
+        if not self.is_over:
+            self.on_no_connection(reason, is_local=is_local)
+
+    @log_exceptions
     def on_upstream_failed(self, failure: Failure, *, is_stale: bool) -> None:
         """Called when the response failed. ``is_stale``: an idle connection had ended before the replica saw it."""
         self.upstream = None
@@ -461,8 +470,11 @@ class UpstreamCall:
 
     # --- called by the stall detector ---
 
+    @log_exceptions
     def on_stalled(self) -> None:
-        """The replica is stalled: another replica may respond earlier."""
+        """Called when the replica is stalled."""
+        if not self.is_over:
+            self.on_no_progress()
 
     def is_stream(self) -> bool:
         """Whether the first token arrives as soon as the prompt is prefilled."""
@@ -527,12 +539,14 @@ class OwnCall(UpstreamCall):
         first_byte_s, idle_s = limits.first_byte_timeout_s, limits.idle_timeout_s
         self.send(upstream, request, request.body, self._rank, None, first_byte_s=first_byte_s, idle_s=idle_s)
 
-    @log_exceptions
-    def on_connect_failed(self, reason: str, *, is_local: bool) -> None:  # noqa: ARG002 - health checks find the cause
+    def on_no_connection(self, reason: str, *, is_local: bool) -> None:  # noqa: ARG002 - health checks find the cause
         self._end(Failure.CONNECT)
 
-    @log_exceptions
     def on_response(self, head: ResponseHead, data: bytes, last: bool) -> None:
+        self._collect(head, data, last)
+
+    @log_exceptions
+    def _collect(self, head: ResponseHead, data: bytes, last: bool) -> None:
         self.body += data
         if last:
             self.upstream, self.status = None, head.status
