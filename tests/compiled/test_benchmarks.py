@@ -13,7 +13,7 @@ from tests.compiled.package import ROOT, CannotCompileError, environment, runs_c
 QUICK = "from tests.benchmarks import __main__, path; path.ROUNDS = 2; __main__.main(['path'])"
 
 
-@pytest.mark.timeout(1200)  # the first test that needs the compiled router waits for it
+@pytest.mark.timeout(1800)  # the first test that needs the compiled router waits for it
 @pytest.mark.usefixtures("compiled")
 def test_a_benchmark_of_the_compiled_router_prints_so_and_runs_once():
     command = [sys.executable, "-c", QUICK]
