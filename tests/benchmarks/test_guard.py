@@ -24,7 +24,7 @@ RUNS = examples(20)  # of each scenario
 pytestmark = pytest.mark.generated
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_harmless_canaries_are_rarely_rolled_back_within_an_hour() -> None:
     scenarios = (
         Scenario(share=0.05, prompts=2000, groups=4, session=5),
