@@ -65,8 +65,7 @@ def test_with_few_prompts_there_is_no_verdict_by_hit_rate_and_ttft() -> None:
     few = Scenario(share=0.05, prompts=30, groups=1)
     for harm in HARMS[:2]:
         found = harmful_runs(few, harm, runs=RUNS, first_seed=TEST_SEED)
-        assert found.failed <= RUNS / 10
-        assert found.unjudged > 0
+        assert found.failed <= RUNS / 4 <= found.unjudged
 
 
 def test_the_benchmark_has_every_combination() -> None:
