@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
 from django.db.models import Model, QuerySet, Subquery
 from django_filters import rest_framework as filters
 
@@ -32,6 +34,21 @@ from controlplane.models import (
 def _has_value_filter(field_name: str) -> filters.BooleanFilter:
     """Rows where a nullable column has a value, or with ``false`` those where it has none."""
     return filters.BooleanFilter(field_name=field_name, lookup_expr="isnull", exclude=True)
+
+
+class _InstantField(filters.IsoDateTimeFilter.field_class):
+    """A time, in UTC because PostgreSQL refuses offsets of 16 hours and more."""
+
+    def to_python(self, value: str) -> datetime | None:
+        at: datetime | None = super().to_python(value)
+        try:
+            return None if at is None else at.astimezone(UTC)
+        except OverflowError:
+            raise ValidationError(self.error_messages["invalid"], code="invalid") from None
+
+
+class _InstantFilter(filters.IsoDateTimeFilter):
+    field_class = _InstantField
 
 
 class PoolFilter(filters.FilterSet):
@@ -145,8 +162,8 @@ class RolloutFilter(filters.FilterSet):
 class TimeFilter(filters.FilterSet):
     """``?after=&before=``, times in ISO 8601; ``after`` is inclusive."""
 
-    after = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte")
-    before = filters.IsoDateTimeFilter(field_name="at", lookup_expr="lt")
+    after = _InstantFilter(field_name="at", lookup_expr="gte")
+    before = _InstantFilter(field_name="at", lookup_expr="lt")
 
 
 class AuditFilter(TimeFilter):

@@ -158,3 +158,9 @@ def test_restored_events_sort_before_new_ones(pool):
     assert events.reset_foreign_events() > 0
     assert events.newest_position() == (fresh.xact, fresh.pk)
     assert events.reset_foreign_events() == 0
+
+
+@pytest.mark.parametrize(("at", "status"), [("0798-10-31T08:40:16+21:54", 200), ("0001-01-01T00:00:00+21:54", 422)])
+def test_a_time_may_have_any_offset(script, at, status):
+    """PostgreSQL refuses those of 16 hours and more."""
+    assert script.get(EVENTS, {"before": at}).status_code == status
