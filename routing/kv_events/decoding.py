@@ -2,7 +2,10 @@
 
 Theory of operation. A payload is the MessagePack array ``[time, [event, ...], rank]``; an event is a map with the field
 ``type``. Unknown fields and events of unknown types are skipped. Any other deviation raises ``MalformedEventsError``;
-no bytes raise another exception. The ids of tokens are most of a payload, and are skipped without being decoded.
+no bytes raise another exception.
+
+The ids of tokens are most of a payload. They stay encoded: engines encode equal ids as equal bytes, which are all that
+the key of a block needs. Ids that are missing, no numbers, or not those of all blocks do not count.
 
 Blocks in a lower cache tier, such as the host's memory, are often reported by their hashes alone, with a block size of
 0: of these only the hashes count.
@@ -10,10 +13,13 @@ Blocks in a lower cache tier, such as the host's memory, are often reported by t
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+import re
+from functools import lru_cache
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
+from msgspec.structs import replace
 
 MAX_PAYLOAD_BYTES: Final = 2 << 20  # a step that stores 8,192 tokens takes 40 KB, one that evicts 16,384 blocks 1 MB
 MAX_BLOCK_TOKENS: Final = 65_536
@@ -23,7 +29,9 @@ FULL_ATTENTION: Final = frozenset({None, "full_attention", "mla_attention", "sin
 STORED, REMOVED, CLEARED = "BlockStored", "BlockRemoved", "AllBlocksCleared"  # types of events
 
 BlockHash = int | bytes  # of the engine; bytes with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0
+Key = int | bytes  # by which engines with different hashes know the same block
 _MISSING: Final[list[BlockHash]] = []
+_NO_TOKENS: Final = Raw()
 
 
 class MalformedEventsError(ValueError):
@@ -39,14 +47,39 @@ class KvEvent(Struct):
     )
     parent: BlockHash | None = msgspec.field(default=None, name="parent_block_hash")  # None: a prompt's first block
     block_tokens: Annotated[int, Meta(ge=0, le=MAX_BLOCK_TOKENS)] = msgspec.field(default=0, name="block_size")
+    tokens: Raw = msgspec.field(default=_NO_TOKENS, name="token_ids")
+    adapter: str | None = msgspec.field(default=None, name="lora_name")
+    extra_keys: list[Any] | None = None  # of each block: salt and media
     medium: str | None = None
     group: int | None = msgspec.field(default=None, name="group_idx")  # of KV cache layers
     kind: str | None = msgspec.field(default=None, name="kv_cache_spec_kind")  # of attention
 
-    def piece(self, first: int, blocks: int) -> KvEvent:
-        """An event of at most so many of its blocks, from the one at ``first`` on."""
-        parent = self.hashes[first - 1] if first else self.parent
-        return msgspec.structs.replace(self, hashes=self.hashes[first : first + blocks], parent=parent)
+    def split(self, blocks: int) -> tuple[KvEvent, KvEvent]:
+        """An event of the first ``blocks``, and one of the others."""
+        hashes, extra, tokens = self.hashes, self.extra_keys, memoryview(self.tokens)
+        match = _blocks_of(blocks * self.block_tokens).match(tokens)
+        end = match.end(1) if match is not None else -1
+        first, rest = (Raw(tokens[:end]), Raw(tokens[end:])) if end > 0 else (_NO_TOKENS, _NO_TOKENS)
+        others = replace(self, hashes=hashes[blocks:], parent=hashes[blocks - 1], tokens=rest)
+        others.extra_keys = extra and extra[blocks:]
+        return replace(self, hashes=hashes[:blocks], tokens=first, extra_keys=extra and extra[:blocks]), others
+
+    def keys(self, before: Key | str | None) -> list[Key]:
+        """The key of each block, where ``before`` is that of the block before the first."""
+        blocks: list[bytes] = _blocks_of(self.block_tokens).findall(self.tokens)
+        extra = self.extra_keys
+        if len(blocks) != len(self.hashes) or not all(blocks) or (extra is not None and len(extra) != len(blocks)):
+            return self.hashes
+        if extra is not None and any(extra):
+            blocks = [block + _encode(own) if own else block for block, own in zip(blocks, extra, strict=True)]
+        return [before := hash((before, block)) for block in blocks]
+
+
+@lru_cache(maxsize=64)
+def _blocks_of(tokens: int) -> re.Pattern[bytes]:
+    """Matches the encoded ids of so many tokens, else everything that is left, with an empty group."""
+    head, id_ = rb"[\x90-\x9f]|\xdc..|\xdd....", rb"\xce....|\xcd..|[\x00-\x7f]|\xcc."
+    return re.compile(rb"(?:%b)?((?:%b){%d}+)|.+" % (head, id_, tokens), re.DOTALL)
 
 
 class Batch(Struct, array_like=True):
@@ -58,6 +91,7 @@ class Batch(Struct, array_like=True):
 
 
 _decode: Final = msgspec.msgpack.Decoder(Batch).decode
+_encode: Final = msgspec.msgpack.Encoder().encode
 
 
 def decode_batch(payload: bytes, rank: int | None = None) -> Batch:

@@ -1,8 +1,11 @@
 """The blocks that one engine has cached, as its KV events report them.
 
 Theory of operation. Consecutive blocks of one prompt that were stored form a *stored run*. The engine's hash of a block
-stands for it and everything before it, and is the same for all engines that are configured alike (``README.md``). The
-place of a run in its prompt is unknown if its parent was stored before the router began to follow the events.
+stands for it and everything before it, but depends on the engine's seed and algorithm. So each block also has a *key*,
+which is the same for all engines that this process follows: a hash of its tokens, its extra keys (salt, media) and the
+key before it, which is the adapter before the first block. Where the ids of tokens are not reported, hashes are keys.
+The place of a run in its prompt, and so its keys, are unknown if its parent was stored before the router began to
+follow the events.
 
 The same hash may be in several physical blocks; it leaves the cache with the last of them. Of several groups of cache
 layers only the first with full attention counts, because the others have the same prompts.
@@ -23,7 +26,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Final
 
-from routing.kv_events.decoding import DEVICE, FULL_ATTENTION, BlockHash, KvEvent
+from routing.kv_events.decoding import DEVICE, FULL_ATTENTION, BlockHash, Key, KvEvent
 
 FORGOTTEN_PART: Final = 256  # of the limit, forgotten at once
 
@@ -31,22 +34,21 @@ FORGOTTEN_PART: Final = 256  # of the limit, forgotten at once
 class StoredRun:
     """Consecutive blocks that one event stored."""
 
-    __slots__ = ("_left", "_positions", "depth", "hashes", "is_placed", "parent", "parent_position", "stored_s")
+    __slots__ = ("_left", "_positions", "depth", "hashes", "keys", "parent", "parent_position", "stored_s")
 
     def __init__(
         self,
         hashes: list[BlockHash],
         parent: StoredRun | None,
         parent_position: int,
+        keys: list[Key],
         stored_s: float,
-        *,
-        is_placed: bool = True,
     ) -> None:
         self.hashes = hashes
         self.parent = parent  # the run of the block before the first; None: there is none, or it is unknown
         self.parent_position = parent_position  # of that block in its run
-        self.is_placed = is_placed  # whether its place in the prompt is known
-        self.depth: int = 0 if parent is None else parent.depth + parent_position + 1  # blocks before, if ``is_placed``
+        self.keys = keys  # of each block; empty: its place in the prompt is unknown
+        self.depth: int = 0 if parent is None else parent.depth + parent_position + 1  # blocks before; 0: or unknown
         self.stored_s = stored_s
         self._left = len(hashes)  # blocks up to the last one that may be cached
         self._positions: dict[BlockHash, int] | None = None  # of each block; None: none was searched
@@ -87,6 +89,7 @@ class EngineBlocks:
         self._copies: dict[BlockHash, int] = {}  # beyond the first
         self._lower_copies: dict[BlockHash, int] = {}  # in lower tiers, in the order of storage
         self._offloaded: dict[BlockHash, StoredRun] = {}  # with a copy in lower tiers only
+        self._keys: set[Key] = set()  # of the blocks in device memory and of offloaded ones
         self._group: int | None = None
 
     def __len__(self) -> int:
@@ -103,9 +106,9 @@ class EngineBlocks:
         """Whether lower cache tiers have blocks."""
         return bool(self._lower_copies)
 
-    def __contains__(self, hash_: BlockHash) -> bool:
-        """Whether a block is cached, in any tier."""
-        return hash_ in self._runs or hash_ in self._offloaded
+    def __contains__(self, key: Key) -> bool:
+        """Whether the block with this key is cached, in any tier."""
+        return key in self._keys
 
     def clear(self, *, is_complete: bool) -> None:
         """Forget all blocks. ``is_complete``: whether the engine has none; else it has unknown ones."""
@@ -113,6 +116,7 @@ class EngineBlocks:
         self._copies.clear()
         self._lower_copies.clear()
         self._offloaded.clear()
+        self._keys.clear()
         self.blocks, self.is_complete = 0, is_complete
 
     def counts(self, event: KvEvent) -> bool:
@@ -132,13 +136,14 @@ class EngineBlocks:
         self.block_tokens = event.block_tokens
         run, runs, hashes = self._run_of(event, now_s), self._runs, event.hashes
         before = len(runs)
-        if runs.keys().isdisjoint(hashes):
-            runs.update(dict.fromkeys(hashes, run))
-        if len(runs) - before < len(hashes):
-            self._add_copies(run, are_added=len(runs) > before)
         if self._offloaded:
             for hash_ in hashes:
-                self._offloaded.pop(hash_, None)
+                self._drop_offloaded(hash_)
+        if runs.keys().isdisjoint(hashes):
+            runs.update(dict.fromkeys(hashes, run))
+            self._keys.update(run.keys)
+        if len(runs) - before < len(hashes):
+            self._add_copies(run, are_added=len(runs) > before)
         self.blocks += len(hashes)
         self.max_seen_blocks = max(self.max_seen_blocks, self.blocks)
         if len(runs) > self._max_blocks:
@@ -156,7 +161,7 @@ class EngineBlocks:
         if len(copies) > self._max_blocks:
             for hash_ in self._oldest(copies):
                 del copies[hash_]
-                self._offloaded.pop(hash_, None)
+                self._drop_offloaded(hash_)
 
     def _oldest(self, stored: Mapping[BlockHash, object]) -> list[BlockHash]:
         """The first blocks of a dictionary that has too many, some more than necessary.
@@ -189,6 +194,8 @@ class EngineBlocks:
                 continue
             self.blocks -= 1
             position = run.remove(hash_)
+            if run.keys:
+                self._keys.discard(run.keys[position])
             if run is not latest:
                 if latest is not None:
                     removed.append((latest, left))
@@ -220,18 +227,20 @@ class EngineBlocks:
             left = copies.pop(hash_, 0) - 1
             if left > 0:
                 copies[hash_] = left
-            elif (run := self._offloaded.pop(hash_, None)) is not None:
+            elif (run := self._drop_offloaded(hash_)) is not None:
                 removed.append((run, run.position(hash_)))
         return removed
 
     def _add_copies(self, run: StoredRun, *, are_added: bool) -> None:
         """Add blocks of which some are cached already, or that occur twice in an event (``are_added``)."""
         seen: set[BlockHash] = set()
-        for hash_ in run.hashes:
-            if hash_ in self._runs and (not are_added or hash_ in seen):
+        for position, hash_ in enumerate(run.hashes):
+            known = self._runs.get(hash_)
+            if known is not None and (not are_added or hash_ in seen):
                 self._copies[hash_] = self._copies.get(hash_, 0) + 1
-            else:
+            if known is None or not known.keys:
                 self._runs[hash_] = run
+                self._keys.update(run.keys[position : position + 1])
             seen.add(hash_)
 
     def _remove_copy(self, hash_: BlockHash) -> None:
@@ -240,13 +249,24 @@ class EngineBlocks:
             del self._copies[hash_]
 
     def _forget(self, hash_: BlockHash) -> None:
-        del self._runs[hash_]
+        self._drop_key(hash_, self._runs.pop(hash_))
         self.blocks -= 1 + self._copies.pop(hash_, 0)
+
+    def _drop_offloaded(self, hash_: BlockHash) -> StoredRun | None:
+        run = self._offloaded.pop(hash_, None)
+        if run is not None:
+            self._drop_key(hash_, run)
+        return run
+
+    def _drop_key(self, hash_: BlockHash, run: StoredRun) -> None:
+        if run.keys:
+            self._keys.discard(run.keys[run.position(hash_)])
 
     def _run_of(self, event: KvEvent, now_s: float) -> StoredRun:
         if event.parent is None:
-            return StoredRun(event.hashes, None, 0, now_s)
+            return StoredRun(event.hashes, None, 0, event.keys(event.adapter), now_s)
         parent = self._runs.get(event.parent) or self._offloaded.get(event.parent)
-        if parent is None or not parent.is_placed:
-            return StoredRun(event.hashes, None, 0, now_s, is_placed=False)
-        return StoredRun(event.hashes, parent, parent.position(event.parent), now_s)
+        if parent is None or not parent.keys:
+            return StoredRun(event.hashes, None, 0, [], now_s)
+        position = parent.position(event.parent)
+        return StoredRun(event.hashes, parent, position, event.keys(parent.keys[position]), now_s)

@@ -26,7 +26,7 @@ from routing.balancing.block_index import ServedPrompt
 from routing.balancing.residency import Residency
 from routing.kv_events.decoding import CLEARED, DEVICE, STORED, KvEvent
 from routing.kv_events.engine_blocks import EngineBlocks, StoredRun
-from routing.kv_events.known_prompts import KnownPrompt, KnownPrompts, NewHash, RecentRuns
+from routing.kv_events.known_prompts import KnownPrompt, KnownPrompts, NewKey, RecentRuns
 from routing.types import TargetId
 
 MAX_SERVED: Final = 1024  # responses that wait for their events
@@ -120,21 +120,24 @@ class FollowedEngine:
             if event.type == CLEARED:
                 self._clear(is_complete=True)
                 continue
-            count = len(event.hashes)
-            for first in range(0, count, MAX_PIECE_BLOCKS):
-                if first:
-                    yield
-                piece = event if count <= MAX_PIECE_BLOCKS else event.piece(first, MAX_PIECE_BLOCKS)
-                if event.type == STORED:
-                    self._on_stored(piece, self._clock() - age_s)
-                else:
-                    self._on_removed(piece)
-            blocks += count
+            blocks += len(event.hashes)
+            rest = event
+            while len(rest.hashes) > MAX_PIECE_BLOCKS:
+                piece, rest = rest.split(MAX_PIECE_BLOCKS)
+                self._apply(piece, age_s)
+                yield
+            self._apply(rest, age_s)
             if blocks >= STEP_BLOCKS:
                 blocks = 0
                 yield
 
-    def learn(self) -> Iterator[list[NewHash]]:
+    def _apply(self, event: KvEvent, age_s: float) -> None:
+        if event.type == STORED:
+            self._on_stored(event, self._clock() - age_s)
+        else:
+            self._on_removed(event)
+
+    def learn(self) -> Iterator[list[NewKey]]:
         """Learn from responses that ended ``SETTLE_S`` ago: the new blocks of each, the last of a prompt first."""
         self._touch_ended()
         until_s = self._clock() - SETTLE_S
@@ -142,24 +145,24 @@ class FollowedEngine:
             ended_s, served = self._served.popleft()
             yield self._match(served, ended_s)
 
-    def add_longest_cached(self, hashes: list[NewHash]) -> None:
-        """Add a prompt's longest cached prefix to the residency index. ``hashes``: longest prefix first."""
-        low, high = 0, len(hashes) - 1  # binary search: the first cached one is in ``hashes[low : high + 1]``
-        if not hashes or hashes[-1][0] not in self.blocks:
+    def add_longest_cached(self, keys: list[NewKey]) -> None:
+        """Add a prompt's longest cached prefix to the residency index. ``keys``: longest prefix first."""
+        low, high = 0, len(keys) - 1  # binary search: the first cached one is in ``keys[low : high + 1]``
+        if not keys or keys[-1][0] not in self.blocks:
             return
         while low < high:
             middle = (low + high) // 2
-            if hashes[middle][0] in self.blocks:
+            if keys[middle][0] in self.blocks:
                 high = middle
             else:
                 low = middle + 1
-        hash_, depth = hashes[high]
-        prompt = self._known.get(hash_)
+        key, depth = keys[high]
+        prompt = self._known.get(key)
         if prompt is not None:
             blocks = prompt.blocks(depth * self.blocks.block_tokens)
             self._residency.add_stored(self.target, prompt.chain[:blocks], self._clock(), prompt.tokens_per_block)
 
-    def _match(self, served: ServedPrompt, ended_s: float) -> list[NewHash]:
+    def _match(self, served: ServedPrompt, ended_s: float) -> list[NewKey]:
         """The blocks learnt from one response."""
         block_tokens = self.blocks.block_tokens
         run = self._recent_runs.find(served, block_tokens, ended_s) if block_tokens else None
@@ -200,10 +203,10 @@ class FollowedEngine:
             self.blocks.store_in_lower_tiers(event)
             return
         run = self.blocks.store(event, stored_s)
-        if run is None or not run.is_placed:
+        if run is None or not run.keys:
             return
         self._recent_runs.add(run)
-        known = self._known.deepest(run.hashes)
+        known = self._known.deepest(run.keys)
         if known is not None:
             position, prompt = known
             blocks = prompt.blocks((run.depth + position + 1) * event.block_tokens)
@@ -224,7 +227,7 @@ class FollowedEngine:
         left: dict[KnownPrompt, int] = {}
         known, block_tokens = self._known, self.blocks.block_tokens
         for run, position in removed:
-            prompt = known.get(run.hashes[position]) if run.is_placed else None
+            prompt = known.get(run.keys[position]) if run.keys else None
             if prompt is not None:
                 blocks = prompt.blocks_from((run.depth + position) * block_tokens)
                 if blocks < left.get(prompt, len(prompt.chain)):

@@ -7,17 +7,16 @@ of one prompt, between the time the request was sent and its response. If the ev
 such sequence of blocks, it is the request's. If there are several, because requests of the same lengths overlap,
 nothing is learnt from the request. If a match contradicts an earlier one, both are dropped.
 
-From then on the engine's hashes of these blocks identify the beginning of the prompt's chain of text hashes. When any
-engine of the pool stores or evicts such blocks, whichever router sent the prompt, the index is updated. Blocks with
+From then on the keys of these blocks identify the beginning of the prompt's chain of text hashes. When any engine of
+the pool stores or evicts blocks with these keys, whichever router sent the prompt, the index is updated. Blocks with
 generated tokens are learnt with the next turn that contains them.
 
 Limits:
 
 - A prompt that this router has never sent is unknown, such as a conversation's latest turn through another router.
 - Where in the text a block ends is estimated: the tokens of a prompt are assumed to be evenly spread.
-- Engines with other hashes for the same block only miss matches; no block is taken for another one.
 
-Bounds: ``MAX_HASHES`` in each of two generations; for each engine ``MAX_RUNS`` stored runs with ``MAX_RUN_BLOCKS``.
+Bounds: ``MAX_KEYS`` in each of two generations; for each engine ``MAX_RUNS`` stored runs with ``MAX_RUN_BLOCKS``.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from math import ceil
 from typing import Final
 
 from routing.balancing.block_index import Chain, ServedPrompt
-from routing.kv_events.decoding import BlockHash
+from routing.kv_events.decoding import Key
 from routing.kv_events.engine_blocks import StoredRun
 
-MAX_HASHES: Final = 131_072
+MAX_KEYS: Final = 131_072
 MAX_RUNS: Final = 8192
-MAX_RUN_BLOCKS: Final = 65_536  # blocks whose hashes are kept after the engine has evicted them; about 3 MiB
+MAX_RUN_BLOCKS: Final = 65_536  # blocks whose hashes and keys are kept after the engine has evicted them; 5 to 10 MiB
 LATE_S: Final = 0.1  # an event may arrive so long after the end of its response
 CHUNK_SLACK_BLOCKS: Final = 1  # error of an engine block's estimated position in the text, in blocks of the router
 
-NewHash = tuple[BlockHash, int]  # of a block, and the blocks of the prompt up to it
+NewKey = tuple[Key, int]  # of a block, and the blocks of the prompt up to it
 
 
 class KnownPrompt:
@@ -67,72 +66,72 @@ class KnownPrompt:
 class KnownPrompts:
     """The prompts that blocks belong to, of all engines that serve one model."""
 
-    def __init__(self, max_hashes: int = MAX_HASHES) -> None:
-        self._max_hashes = max_hashes
-        self._by_hash: dict[BlockHash, KnownPrompt] = {}
-        self._older: dict[BlockHash, KnownPrompt] = {}  # the previous generation
+    def __init__(self, max_keys: int = MAX_KEYS) -> None:
+        self._max_keys = max_keys
+        self._by_key: dict[Key, KnownPrompt] = {}
+        self._older: dict[Key, KnownPrompt] = {}  # the previous generation
 
     def __len__(self) -> int:
-        return len(self._by_hash) + len(self._older)
+        return len(self._by_key) + len(self._older)
 
-    def get(self, hash_: BlockHash) -> KnownPrompt | None:
+    def get(self, key: Key) -> KnownPrompt | None:
         """A prompt that contains this block, which then stays known for another generation."""
-        prompt = self._by_hash.get(hash_)
-        if prompt is None and (prompt := self._older.get(hash_)) is not None:
-            self._add(hash_, prompt)
+        prompt = self._by_key.get(key)
+        if prompt is None and (prompt := self._older.get(key)) is not None:
+            self._add(key, prompt)
         return prompt
 
-    def deepest(self, hashes: Sequence[BlockHash]) -> tuple[int, KnownPrompt] | None:
+    def deepest(self, keys: Sequence[Key]) -> tuple[int, KnownPrompt] | None:
         """The position of the last known one of consecutive blocks, and its prompt. All before it are known as well."""
-        known = self.get(hashes[0]) if hashes else None
+        known = self.get(keys[0]) if keys else None
         if known is None:
             return None
-        low, high = 0, len(hashes) - 1
+        low, high = 0, len(keys) - 1
         while low < high:
             middle = (low + high + 1) // 2
-            prompt = self.get(hashes[middle])
+            prompt = self.get(keys[middle])
             if prompt is None:
                 high = middle - 1
             else:
                 low, known = middle, prompt
         return low, known
 
-    def learn(self, run: StoredRun, position: int, prompt: KnownPrompt, block_tokens: int) -> list[NewHash]:
-        """Learn the hashes of a prompt's blocks up to one of them.
+    def learn(self, run: StoredRun, position: int, prompt: KnownPrompt, block_tokens: int) -> list[NewKey]:
+        """Learn the keys of a prompt's blocks up to one of them.
 
         Returns the new ones with their depths in blocks, the last first; none if an earlier match contradicts. Then the
         contradicted ones are forgotten, because either match may be wrong.
         """
-        new: list[NewHash] = []
+        new: list[NewKey] = []
         is_contradicted = False
         at: StoredRun | None = run
         while at is not None:
-            hashes, depth = at.hashes, at.depth
+            keys, depth = at.keys, at.depth
             for index in range(position, -1, -1):
-                hash_ = hashes[index]
-                known = self.get(hash_)
+                key = keys[index]
+                known = self.get(key)
                 if known is None:
-                    new.append((hash_, depth + index + 1))
+                    new.append((key, depth + index + 1))
                 elif known.agrees_with(prompt, (depth + index + 1) * block_tokens):
                     return self._add_all(new, prompt, is_contradicted)
                 else:
-                    self._by_hash.pop(hash_, None)
-                    self._older.pop(hash_, None)
+                    self._by_key.pop(key, None)
+                    self._older.pop(key, None)
                     is_contradicted = True
             position, at = at.parent_position, at.parent
         return self._add_all(new, prompt, is_contradicted)
 
-    def _add_all(self, new: list[NewHash], prompt: KnownPrompt, is_contradicted: bool) -> list[NewHash]:
+    def _add_all(self, new: list[NewKey], prompt: KnownPrompt, is_contradicted: bool) -> list[NewKey]:
         if is_contradicted:
             return []
-        for hash_, _ in new:
-            self._add(hash_, prompt)
+        for key, _ in new:
+            self._add(key, prompt)
         return new
 
-    def _add(self, hash_: BlockHash, prompt: KnownPrompt) -> None:
-        self._by_hash[hash_] = prompt
-        if len(self._by_hash) >= self._max_hashes:
-            self._older, self._by_hash = self._by_hash, {}
+    def _add(self, key: Key, prompt: KnownPrompt) -> None:
+        self._by_key[key] = prompt
+        if len(self._by_key) >= self._max_keys:
+            self._older, self._by_key = self._by_key, {}
 
 
 class RecentRuns:
@@ -150,7 +149,7 @@ class RecentRuns:
 
     def add(self, run: StoredRun) -> None:
         """Add a stored run, unless its place in the prompt is unknown."""
-        if not run.is_placed:
+        if not run.keys:
             return
         self._runs.append(run)
         self._blocks += len(run.hashes)

@@ -26,7 +26,7 @@ from routing.balancing.routes import uses_residency
 from routing.http.tasks import SLICE_S, Background, run_until_cancelled
 from routing.kv_events.event_stream import EventStream, Host
 from routing.kv_events.followed_engine import Clock, FollowedEngine
-from routing.kv_events.known_prompts import KnownPrompts, NewHash
+from routing.kv_events.known_prompts import KnownPrompts, NewKey
 from routing.kv_events.message_order import MessageOrder, StreamState
 from routing.log import defect, event
 from routing.observability.metrics import PREFIX, header, labels
@@ -44,7 +44,7 @@ REOPEN_S: Final = 0.1  # after a lost connection; doubled while none is made, up
 MAX_REOPEN_S: Final = 2.0
 FAULT_PAUSE_S: Final = 5.0  # after a stream that was of no use
 OPEN_S: Final = 2.0  # to resolve the host names of a stream
-MAX_BLOCKS: Final = 1 << 20  # of all engines together; about 0.2 KiB each
+MAX_BLOCKS: Final = 1 << 20  # of all engines together; 0.2 to 0.5 KiB each
 MAX_BLOCKS_PER_ENGINE: Final = 1 << 18
 MIN_GROWTH: Final = 1.05  # of the capacity of all cache tiers, before the index follows
 UNUSED: Final = "unused"  # state in a pool whose policies do not use the residency
@@ -233,15 +233,15 @@ class KvEventSubscriptions:
 
     def _learn(self, follower: Follower) -> Iterator[None]:
         if follower.order.is_followed:
-            for hashes in follower.engine.learn():
-                yield from self._share(follower, hashes)
+            for keys in follower.engine.learn():
+                yield from self._share(follower, keys)
                 yield
 
-    def _share(self, learner: Follower, hashes: list[NewHash]) -> Iterator[None]:
+    def _share(self, learner: Follower, keys: list[NewKey]) -> Iterator[None]:
         """Give newly known blocks to the followers of the pool's other engines."""
-        for follower in list(self._followers.values()) if hashes else ():
+        for follower in list(self._followers.values()) if keys else ():
             if follower is not learner and follower.source.pool == learner.source.pool:
-                follower.engine.add_longest_cached(hashes)
+                follower.engine.add_longest_cached(keys)
                 yield
 
     async def _open_streams(self) -> None:

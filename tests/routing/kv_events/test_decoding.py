@@ -108,6 +108,26 @@ def test_offloaded_blocks_are_reported_by_their_hashes_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        {"token_ids": []},
+        {"token_ids": [1] * 3},
+        {"token_ids": [1] * 9},
+        {"token_ids": [1, 2, 3, "x"]},
+        {"token_ids": [1, 2, 3, -1]},
+        {"token_ids": 5},
+        {"token_ids": {}},
+        {"extra_keys": [None]},
+    ],
+)
+def test_where_token_ids_are_not_those_of_the_blocks_hashes_are_keys(fields: dict[str, Any]) -> None:
+    event, other = decoded(stored(**fields), stored(lora_name="sql", extra_keys=[["salt"], None]))
+
+    assert event.keys(None) == [1, 2]
+    assert len({*other.keys(None), *other.keys("sql"), 1, 2}) == 6
+
+
+@pytest.mark.parametrize(
     ("event", "reason"),
     [
         (stored(block_size=0, token_ids=[]), "block_size: 0"),
@@ -159,7 +179,9 @@ def test_damaged_payloads_never_raise_anything_else() -> None:
             for _ in range(rng.randint(1, 4)):
                 damaged[rng.randrange(len(damaged))] = rng.randrange(256)
             with suppress(MalformedEventsError):
-                decode_batch(bytes(damaged[: rng.randint(0, len(damaged))] if rng.random() < 0.3 else damaged))
+                end = rng.randint(0, len(damaged)) if rng.random() < 0.3 else len(damaged)
+                for event in decode_batch(bytes(damaged[:end])).events:
+                    assert len(event.keys(event.adapter)) == len(event.hashes)
 
 
 @pytest.mark.parametrize("event", [stored(), {"type": "BlockRemoved", "block_hashes": []}])

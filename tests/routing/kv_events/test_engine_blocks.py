@@ -7,6 +7,7 @@ from collections.abc import Callable
 from time import thread_time
 from typing import Any
 
+import msgspec
 import pytest
 
 from routing.kv_events.decoding import CLEARED, STORED, KvEvent, decode_batch
@@ -58,6 +59,46 @@ def test_a_block_is_cached_until_its_last_copy_is_removed() -> None:
     assert blocks.blocks == 0
 
 
+def test_keys_depend_on_tokens_and_not_on_the_hashes_of_the_engine_nor_on_its_events() -> None:
+    def tokens(*ids: int) -> dict[str, Any]:
+        return {"tokens": msgspec.Raw(msgspec.msgpack.encode(ids))}
+
+    one, other = EngineBlocks(100), EngineBlocks(100)
+    first = one.store(stored([1, 2, 3], **tokens(1, 200, 300, 4, 70_000, 6)), 0.0)
+    other.store(stored([b"x"], **tokens(1, 200)), 0.0)
+    second = other.store(stored([b"y", b"z"], parent=b"x", **tokens(300, 4, 70_000, 6)), 0.0)
+
+    assert first is not None
+    assert second is not None
+    assert first.keys[1:] == second.keys
+    assert all(key in other for key in first.keys)
+    other.remove(removed(b"z"))
+    assert [key in other for key in first.keys] == [True, True, False]
+    assert [key in one for key in (*first.keys, 1)] == [True, True, True, False]
+
+
+def test_no_key_is_left_of_blocks_that_are_gone() -> None:
+    """With copies, lower tiers, blocks after unknown ones, and more blocks than are known."""
+    rng, blocks, keys = random.Random(7), EngineBlocks(20), set[Any]()
+    for at in range(3000):
+        hash_ = rng.randrange(40)
+        encoded = msgspec.Raw(msgspec.msgpack.encode([hash_, hash_]))
+        store = stored([hash_], hash_ - 1 if hash_ % 8 else None, tokens=encoded)
+        action = rng.randrange(4)
+        if action == 0 and (run := blocks.store(store, float(at))) is not None:
+            keys.update(run.keys)
+        elif action == 1:
+            blocks.store_in_lower_tiers(below(hash_))
+        elif action > 1:
+            blocks.remove(removed(hash_, medium="GPU" if action == 2 else "CPU"))
+    assert any(key in blocks for key in keys)
+    for hash_ in range(40):
+        for _ in range(200):
+            blocks.remove(removed(hash_))
+            blocks.remove(removed(hash_, medium="CPU"))
+    assert not any(key in blocks for key in keys)
+
+
 def test_blocks_after_an_unknown_one_count_but_have_no_place() -> None:
     blocks = EngineBlocks(100)
     run = blocks.store(stored([5], parent=4), 3.0)
@@ -65,8 +106,8 @@ def test_blocks_after_an_unknown_one_count_but_have_no_place() -> None:
 
     assert run is not None
     assert after is not None
-    assert not run.is_placed
-    assert not after.is_placed
+    assert not run.keys
+    assert not after.keys
     assert blocks.blocks == 2
     assert [run.stored_s for run, _ in blocks.remove(removed(5, 6, 99))] == [3.0, 4.0]
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from routing.balancing.block_index import ServedPrompt
 from routing.balancing.residency import Residency
-from routing.kv_events.decoding import CLEARED, STORED, KvEvent
+from routing.kv_events.decoding import CLEARED, MAX_EVENT_BLOCKS, STORED, KvEvent
 from routing.kv_events.engine_blocks import StoredRun
 from routing.kv_events.followed_engine import MAX_PIECE_BLOCKS, MAX_SERVED, SETTLE_S, FollowedEngine
-from routing.kv_events.known_prompts import MAX_RUNS, KnownPrompt, KnownPrompts, NewHash, RecentRuns
+from routing.kv_events.known_prompts import MAX_RUNS, KnownPrompt, KnownPrompts, NewKey, RecentRuns
 from routing.types import TargetId
 from tests.fakes.kv_publisher import removed_event
 
@@ -22,11 +23,13 @@ Text = Sequence[int]  # one number for each block
 
 
 class Fleet:
-    """Two engines with one index, driven by their events. A prompt is a list of numbers, one for each block."""
+    """Two engines with one index and other hashes for the same blocks, driven by their events.
+
+    A prompt is a list of numbers, one for each block.
+    """
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.has_own_hashes: set[TargetId] = set()  # engines that are configured differently
         self.residency = Residency(block_tokens=BLOCK, run_tokens=BLOCK)
         self.known = KnownPrompts()
         self.engines = {}
@@ -42,14 +45,17 @@ class Fleet:
         return [hash(("router", *text[: end + 1])) for end in range(len(text))]
 
     def hashes(self, name: TargetId, text: Text) -> list[int]:
-        seed = name if name in self.has_own_hashes else ""
-        return [hash((seed, *text[: end + 1])) & (1 << 63) - 1 for end in range(len(text))]
+        return [hash((name, *text[: end + 1])) & (1 << 63) - 1 for end in range(len(text))]
 
-    def store(self, name: TargetId, text: Text, first: int = 0) -> None:
+    def stored(self, name: TargetId, text: Text, first: int = 0, **fields: Any) -> KvEvent:
+        """The event of the blocks of a text from the first one on."""
+        hashes, tokens = self.hashes(name, text), [letter for letter in text[first:] for _ in range(BLOCK)]
+        parent, encoded = hashes[first - 1] if first else None, msgspec.Raw(msgspec.msgpack.encode(tokens))
+        return KvEvent(STORED, hashes[first:], parent, BLOCK, encoded, medium="GPU", **fields)
+
+    def store(self, name: TargetId, text: Text, first: int = 0, **fields: Any) -> None:
         """The engine stores the blocks of a text from the first one on."""
-        hashes = self.hashes(name, text)
-        parent = hashes[first - 1] if first else None
-        self.apply(name, KvEvent(STORED, hashes[first:], parent, BLOCK, "GPU"))
+        self.apply(name, self.stored(name, text, first, **fields))
 
     def remove(self, name: TargetId, text: Text, first: int) -> None:
         """The engine evicts the blocks of a text from its end to the first one."""
@@ -69,7 +75,7 @@ class Fleet:
             self.store(name, text, cached)
         record.confirm(len(text) * BLOCK + 1, cached * BLOCK, generated)
 
-    def learn(self) -> list[list[NewHash]]:
+    def learn(self) -> list[list[NewKey]]:
         """Let time pass, so that responses are looked at; other engines hear of it."""
         self.now_s += SETTLE_S
         learnt = []
@@ -123,17 +129,16 @@ def test_a_prompt_that_another_router_sends_elsewhere_is_recognised(fleet: Fleet
     assert fleet.cached(TEXT, A, B) == [6, 4]
 
 
-def test_an_engine_with_other_hashes_misses_what_others_send_and_takes_no_block_for_another(fleet: Fleet) -> None:
-    fleet.has_own_hashes.add(B)
+@pytest.mark.parametrize(
+    "fields", [{"adapter": "sql"}, {"extra_keys": [["cache_salt", "a"], None, None, None, None, None]}]
+)
+def test_the_same_tokens_with_a_salt_or_an_adapter_are_another_prompt(fleet: Fleet, fields: dict[str, Any]) -> None:
     fleet.serve(A, TEXT)
-    fleet.serve(B, TEXT)
     fleet.learn()
-    fleet.remove(A, TEXT, 4)
-    assert fleet.cached(TEXT, A, B) == [4, 6]
-    fleet.remove(B, TEXT, 2)
-    assert fleet.cached(TEXT, A, B) == [4, 2]
-    fleet.store(B, [9] * 6)
-    assert fleet.cached([9] * 6, A, B) == [0, 0]
+    fleet.store(B, TEXT, **fields)
+    assert fleet.cached(TEXT, A, B) == [6, 0]
+    fleet.store(B, TEXT, extra_keys=[None] * len(TEXT))
+    assert fleet.cached(TEXT, A, B) == [6, 6]
 
 
 def test_blocks_that_another_router_stored_before_are_recognised_when_the_prompt_becomes_known(fleet: Fleet) -> None:
@@ -326,7 +331,7 @@ def test_what_waits_and_what_is_known_is_bounded(fleet: Fleet) -> None:
         engine.on_response(served)
     assert len(fleet.learn()) == MAX_SERVED
 
-    known, recent = KnownPrompts(max_hashes=10), RecentRuns(max_runs=20)
+    known, recent = KnownPrompts(max_keys=10), RecentRuns(max_runs=20)
     for letter in range(100):
         fleet.store(A, [letter] * 3)
         run = engine.blocks.store(KvEvent(STORED, [letter << 20], None, BLOCK), 0.0)
@@ -339,7 +344,7 @@ def test_what_waits_and_what_is_known_is_bounded(fleet: Fleet) -> None:
 
     recent = RecentRuns(max_blocks=100)
     for number in range(20):
-        recent.add(StoredRun([number * 30 + at for at in range(30)], None, 0, 0.0))
+        recent.add(StoredRun([number * 30 + at for at in range(30)], None, 0, list(range(30)), 0.0))
         assert len(recent) <= 3
 
 
@@ -349,8 +354,7 @@ def test_an_event_of_many_blocks_is_applied_in_pieces_as_small_ones_are(fleet: F
     record = fleet.residency.insert(A, fleet.chain(text), fleet.now_s, len(text) * BLOCK + 1)
     fleet.now_s += 0.1
     hashes = fleet.hashes(A, text)
-    stored = KvEvent(STORED, hashes, None, BLOCK, "GPU")
-    assert sum(1 for _ in fleet.engines[A].apply([stored])) >= 2
+    assert sum(1 for _ in fleet.engines[A].apply([fleet.stored(A, text)])) >= 2
     assert len(fleet.engines[A].blocks) == len(text)
     record.confirm(len(text) * BLOCK + 1, 0, 1)
     fleet.learn()
@@ -358,6 +362,23 @@ def test_an_event_of_many_blocks_is_applied_in_pieces_as_small_ones_are(fleet: F
     removed = removed_event(*hashes[:2:-1])
     assert sum(1 for _ in fleet.engines[A].apply([removed])) >= 2
     assert fleet.cached(text, A) == [3]
+
+
+def test_the_largest_event_gives_the_keys_of_small_ones_and_lets_requests_go_first() -> None:
+    tokens = [number * 97 for number in range(MAX_EVENT_BLOCKS * BLOCK)]  # encoded in 1, 2, 3 and 5 bytes
+    encoded = [msgspec.Raw(msgspec.msgpack.encode(part)) for part in (tokens, tokens[:BLOCK])]
+    large = KvEvent(STORED, list(range(MAX_EVENT_BLOCKS)), None, BLOCK, encoded[0])
+    keys = large.keys(None)
+    assert len({*keys, *large.hashes}) == 2 * MAX_EVENT_BLOCKS
+    assert KvEvent(STORED, [5], None, BLOCK, encoded[1]).keys(None) == keys[:1]
+
+    residency = Residency(block_tokens=BLOCK, run_tokens=BLOCK)
+    engine, known = FollowedEngine(A, residency, KnownPrompts(), lambda: 1.0, 2 * MAX_EVENT_BLOCKS), 0
+    for _ in engine.apply([large]):
+        assert len(engine.blocks) - known <= MAX_PIECE_BLOCKS
+        known = len(engine.blocks)
+    assert known == MAX_EVENT_BLOCKS
+    assert all(key in engine.blocks for key in keys)
 
 
 def test_a_later_prompts_evicted_block_leaves_the_blocks_of_a_running_request(fleet: Fleet) -> None:

@@ -169,7 +169,7 @@ def test_the_stand_in_publishes_what_its_cache_holds() -> None:
                     if event.type == STORED:
                         run = blocks.store(event, 0.0)
                         assert run is not None
-                        assert run.is_placed, "its parent is known"
+                        assert run.keys, "its parent is known"
                         prompts += [fields["token_ids"]] if event.parent is None else []
                     elif event.type == REMOVED:
                         blocks.remove(event)
