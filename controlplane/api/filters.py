@@ -47,7 +47,7 @@ class _InstantField(filters.IsoDateTimeFilter.field_class):
             raise ValidationError(self.error_messages["invalid"], code="invalid") from None
 
 
-class _InstantFilter(filters.IsoDateTimeFilter):
+class InstantFilter(filters.IsoDateTimeFilter):
     field_class = _InstantField
 
 
@@ -162,8 +162,8 @@ class RolloutFilter(filters.FilterSet):
 class TimeFilter(filters.FilterSet):
     """``?after=&before=``, times in ISO 8601; ``after`` is inclusive."""
 
-    after = _InstantFilter(field_name="at", lookup_expr="gte")
-    before = _InstantFilter(field_name="at", lookup_expr="lt")
+    after = InstantFilter(field_name="at", lookup_expr="gte")
+    before = InstantFilter(field_name="at", lookup_expr="lt")
 
 
 class AuditFilter(TimeFilter):

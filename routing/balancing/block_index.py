@@ -212,7 +212,9 @@ class BlockIndex:
         run.mask ^= bit
         if not run.mask:
             self._walked_chain = None
-            del self._by_first[run.hashes[0]]
+            # A prompt whose first blocks were evicted may have kept later ones, and a new run begins with the same.
+            if self._by_first.get(run.hashes[0]) is run:
+                del self._by_first[run.hashes[0]]
 
     def _split(self, run: BlockRun, length: int) -> BlockRun:
         """Split a run's first blocks off into a new run with the same replicas, which is returned."""

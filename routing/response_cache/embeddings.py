@@ -122,8 +122,8 @@ class Embedder:
         ticket = fleet.placement.dispatch(decision, is_plain=True)
         queued_tokens = ticket.queued_tokens  # its own are unknown, and few
         call = OwnCall(fleet.config.limits, request, decision.target.rank, on_end, queued_tokens=queued_tokens)
-        call.open(fleet.connection_pools[decision.replica.name])
         try:
+            call.open(fleet.connection_pools[decision.replica.name])
             return await response
         finally:
             ticket.end()

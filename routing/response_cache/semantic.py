@@ -38,7 +38,7 @@ from routing.response_cache.evidence import (
     compare,
 )
 from routing.response_cache.store import Pause
-from routing.response_cache.vectors import INDEX_BYTES, SharedVectors, VectorIndex
+from routing.response_cache.vectors import SharedVectors, VectorIndex
 from routing.schema import RouterConfig, SemanticCache, TaskGroupConfig, evidence_name, vectors_name
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 BACKGROUND_S: Final = 5.0  # for an embedding that no request waits for
 MAX_TASKS: Final = 64  # at the same time; further requests are not compared
+INDEX_BYTES: Final = 256 << 20  # of all groups of this process
 
 logger = logging.getLogger(__name__)
 
@@ -92,9 +93,8 @@ class SemanticGroup:
 
     def configure(self, settings: SemanticCache) -> None:
         """Apply settings under which its vectors and its checks mean the same."""
-        if settings.max_entries != self.settings.max_entries:
-            self.index.resize(settings.max_entries)
         self.settings = settings
+        self.index.max_entries = settings.max_entries
         self.evidence.configure(settings)
 
     async def share(self, evidence: CallerEvidence) -> None:
@@ -173,7 +173,7 @@ class SemanticLookup:
             if similar is not None and is_right is not None:
                 self._evidence.record(similar.similarity, is_right=is_right)
         if entry is not None:
-            group.index.put(self._turn.scope, self._key, vectors[0], entry.expires_s)
+            group.index.put(self._turn.scope, self._key, vectors[0], entry.expires_s, time())
             if group.vectors is not None:
                 group.vectors.add(self._turn.scope, self._key, vectors[0], entry.expires_s)
             self._caches.limit_memory()
@@ -205,7 +205,7 @@ class SemanticLookup:
             entry = await self._caches.get(name)
             if entry is not None and time() < entry.expires_s:
                 return Similar(entry, name, similarity)
-            index.remove(name)
+            index.remove(scope, name)
         return None
 
 
@@ -242,8 +242,7 @@ class SemanticCaches:
         evidence = Evidence(names, settings, name_of, self._store)
         if current is not None and current.vectors_of == vectors_of:
             index, vectors = current.index, current.vectors
-            if settings.max_entries != current.settings.max_entries:
-                index.resize(settings.max_entries)
+            index.max_entries = settings.max_entries
         else:
             index = VectorIndex(settings.max_entries)
             vectors = (
@@ -285,11 +284,9 @@ class SemanticCaches:
         return None if found is None else found.vectors_of
 
     def limit_memory(self) -> None:
-        """Let the largest index give up the half that it used least recently, if all of them are too large."""
-        indexes = [group.index for group in self._groups.values()]
-        if sum(index.memory_bytes for index in indexes) > INDEX_BYTES:
-            largest = max(indexes, key=lambda index: index.memory_bytes)
-            largest.resize(max(1, len(largest) // 2))
+        """Let the largest index give up what it used least recently, while all of them are too large."""
+        while sum(group.index.bytes for group in self._groups.values()) > INDEX_BYTES:
+            max(self._groups.values(), key=lambda group: group.index.bytes).index.shrink()
 
     def lines(self) -> Iterator[str]:
         """Prometheus text; nothing if no group has a semantic cache."""
@@ -347,7 +344,7 @@ def _samples(group: SemanticGroup) -> dict[str, dict[str, float | None]]:
         "precision_lower_bound_ratio": {"": None if caller is None else caller.lower_bound},
         "window_checks": {"": None if caller is None else caller.checks},
         "index_entries": {"": len(group.index)},
-        "index_bytes": {"": group.index.memory_bytes},
+        "index_bytes": {"": group.index.bytes},
     }
 
 

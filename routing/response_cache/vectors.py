@@ -1,6 +1,6 @@
 """The vectors of semantic caches: a bounded index in memory, and its exchange with other processes through the store.
 
-Theory of operation. The index is exact: the vectors of a group are the rows of a matrix. It holds no text.
+Theory of operation. The index is exact: the vectors of a scope are the rows of matrices. It holds no text.
 
 The store has one stream for each task group, with the latest ``max_entries`` vectors. A process appends the vectors of
 the responses that it stored, and adds those of others to its own index, which alone is searched. It reads the stream
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
     from routing.response_cache.store import Store
 
-INDEX_BYTES: Final = 256 << 20  # of all groups of this process
-ROW_OVERHEAD: Final = 400  # bytes of a vector in memory beside its numbers: its entry's name, scope and places
+FIRST_ROWS: Final = 4
+BLOCK_ROWS: Final = 512  # of a block, which is never copied once it is full
+ROW_OVERHEAD: Final = 400  # bytes of a vector in memory beside its numbers: its entry's name, twice a number, a slot
+SCOPE_OVERHEAD: Final = 1500  # of a scope: its digest, its arrays and its dictionary
 MAX_LOOP_NUMBERS: Final = 1 << 20  # numbers to multiply on the event loop, 0.2 ms; more of them are in a thread
 CANDIDATES: Final = 3  # nearest vectors, of which the first may point at an entry that is gone
 REFRESH_S: Final = 5.0
@@ -56,123 +58,170 @@ class Match(NamedTuple):
     similarity: float
 
 
-class _Place(NamedTuple):
-    scope: bytes
-    row: int
+class _Scope:
+    """The vectors of one scope: rows of blocks, in no order. Copying all of them to grow would block the event loop."""
+
+    def __init__(self, dimensions: int) -> None:
+        self.names: list[str] = []
+        self.rows: dict[str, int] = {}
+        self.blocks = [np.empty((FIRST_ROWS, dimensions), dtype=np.float32)]
+        self.times = np.zeros((FIRST_ROWS, 2))  # Unix time of expiry, and when it was used last
+
+    @property
+    def bytes(self) -> int:
+        """Estimated memory."""
+        numbers = sum([block.nbytes for block in self.blocks])
+        return numbers + self.times.nbytes + ROW_OVERHEAD * len(self.times) + SCOPE_OVERHEAD
+
+    def fits(self, vector: Vector) -> bool:
+        """Whether a vector has as many numbers as the others."""
+        return self.blocks[0].shape[1:] == vector.shape
+
+    def vector(self, row: int) -> Vector:
+        """The vector in a row, as a view."""
+        found: Vector = self.blocks[row // BLOCK_ROWS][row % BLOCK_ROWS]
+        return found
+
+    def put(self, name: str, vector: Vector, expires_s: float, now: float) -> None:
+        row = self.rows.get(name)
+        if row is None:
+            row = self.rows[name] = len(self.names)
+            self.names.append(name)
+            if row == len(self.times):
+                self._grow()
+        self.vector(row)[:] = vector
+        self.times[row] = expires_s, now
+
+    def _grow(self) -> None:
+        last = self.blocks[-1]
+        if len(last) < BLOCK_ROWS:
+            self.blocks[-1] = np.concatenate((last, np.empty_like(last)))
+        else:
+            self.blocks.append(np.empty_like(last))
+        self.times = np.concatenate((self.times, np.zeros((sum(map(len, self.blocks)) - len(self.times), 2))))
+
+    def remove(self, name: str) -> None:
+        """Remove a vector; the last one takes its row."""
+        row, last = self.rows.pop(name), len(self.names) - 1
+        if row != last:
+            moved = self.names[row] = self.names[last]
+            self.rows[moved] = row
+            self.vector(row)[:] = self.vector(last)
+            self.times[row] = self.times[last]
+        self.names.pop()
+
+    def least_recent(self) -> str:
+        """The entry whose vector was used least recently."""
+        return self.names[int(np.argmin(self.times[: len(self.names), 1]))]
+
+    async def nearest(self, vector: Vector, now: float) -> list[Match]:
+        """The most similar vectors that have not expired, best first; the first one counts as used."""
+        used = len(self.names)
+        blocks = [block[: used - BLOCK_ROWS * at] for at, block in enumerate(self.blocks) if BLOCK_ROWS * at < used]
+        parts = blocks, self.times[:used, 0] <= now, vector
+        large = used * len(vector) > MAX_LOOP_NUMBERS
+        rows = await asyncio.to_thread(_nearest_rows, *parts) if large else _nearest_rows(*parts)
+        found = [
+            Match(self.names[row], similarity_of(self.vector(row), vector))  # in a thread's time, rows may have moved
+            for row in rows
+            if row < len(self.names) and self.times[row, 0] > now
+        ]
+        found.sort(key=lambda match: -match.similarity)
+        if found:
+            self.times[self.rows[found[0].name], 1] = now
+        return found
+
+
+def _nearest_rows(blocks: list[npt.NDArray[np.float32]], expired: npt.NDArray[np.bool_], vector: Vector) -> list[int]:
+    """The rows of the ``CANDIDATES`` most similar vectors."""
+    similarities = np.concatenate([block @ vector for block in blocks])
+    similarities[expired] = -np.inf
+    if len(similarities) <= CANDIDATES:
+        return list(range(len(similarities)))
+    return [int(row) for row in np.argpartition(-similarities, CANDIDATES)[:CANDIDATES]]
 
 
 class VectorIndex:
-    """The vectors of one task group, by scope; at most ``max_entries``, of which the most recently used stay.
-
-    They are the rows of one matrix. The system gives it memory when rows are first written, and it is never copied to
-    grow, which would block the event loop.
-    """
+    """The vectors of one task group, by scope; at most ``max_entries``."""
 
     def __init__(self, max_entries: int) -> None:
         self.max_entries = max_entries
-        self._clear(0)
-
-    def _clear(self, dimensions: int) -> None:
-        """Begin anew with vectors of this size."""
-        row_bytes = dimensions * DTYPE.itemsize + ROW_OVERHEAD
-        rows = min(self.max_entries, INDEX_BYTES // row_bytes) if dimensions else 0
-        self._matrix = np.empty((rows, dimensions), dtype=np.float32)
-        self._expires_s = np.zeros(rows)  # Unix time
-        self._unused = list(reversed(range(rows)))
-        self._used_rows = 0  # so far
-        self._places: OrderedDict[str, _Place] = OrderedDict()  # by entry, the most recently used last
-        self._scopes: dict[bytes, dict[int, str]] = {}  # entries by row
+        self.bytes = 0
+        self._scopes: OrderedDict[bytes, _Scope] = OrderedDict()  # the most recently used last
+        self._entries = 0
 
     def __len__(self) -> int:
-        return len(self._places)
+        return self._entries
 
     def __contains__(self, scope: bytes) -> bool:
         return scope in self._scopes
 
-    @property
-    def dimensions(self) -> int:
-        """Numbers of each vector; 0: there was none."""
-        return int(self._matrix.shape[1])
+    def may_add(self, scope: bytes, name: str, vector: Vector) -> bool:
+        """Whether a vector of another process is new here, and of the model of the others in its scope."""
+        found = self._scopes.get(scope)
+        return found is None or (name not in found.rows and found.fits(vector))
 
-    @property
-    def memory_bytes(self) -> int:
-        """Estimated memory."""
-        return self._used_rows * (self.dimensions * DTYPE.itemsize + ROW_OVERHEAD)
+    async def nearest(self, scope: bytes, vector: Vector, now: float) -> list[Match]:
+        """The most similar vectors of a scope, best first. ``now``: Unix time."""
+        found = self._scopes.get(scope)
+        if found is None or not found.fits(vector):
+            return []
+        self._scopes.move_to_end(scope)
+        return await found.nearest(vector, now)
 
-    def may_add(self, name: str, vector: Vector) -> bool:
-        """Whether a vector of another process is new here, and of the model of the others."""
-        return name not in self._places and self.dimensions in {0, len(vector)}
-
-    def resize(self, max_entries: int) -> None:
-        """Keep this many vectors at most, those used last, and free the memory of the others."""
-        matrix, expires_s, kept = self._matrix, self._expires_s, list(self._places.items())
-        self.max_entries = max_entries
-        self._clear(self.dimensions)
-        for name, place in kept[-len(self._matrix) :] if len(self._matrix) else ():
-            self.put(place.scope, name, matrix[place.row], float(expires_s[place.row]))
-
-    def put(self, scope: bytes, name: str, vector: Vector, expires_s: float) -> None:
+    def put(self, scope: bytes, name: str, vector: Vector, expires_s: float, now: float) -> None:
         """Add the vector of an entry, or replace it; the least recently used vectors make room."""
-        if len(vector) != self.dimensions:  # the pool serves another model now
-            self._clear(len(vector))
-        self.remove(name)
-        if not self._unused and self._places:
-            self.remove(next(iter(self._places)))
-        if not self._unused:
-            return
-        row = self._unused.pop()
-        self._used_rows = max(self._used_rows, row + 1)
-        self._matrix[row], self._expires_s[row] = vector, expires_s
-        self._places[name] = _Place(scope, row)
-        self._scopes.setdefault(scope, {})[row] = name
+        found = self._scopes.get(scope)
+        if found is not None and not found.fits(vector):  # the pool serves another model now
+            self._drop(scope)
+            found = None
+        if found is None:
+            found = self._scopes[scope] = _Scope(len(vector))
+            self.bytes += found.bytes
+        before, entries = found.bytes, len(found.names)
+        found.put(name, vector, expires_s, now)
+        self.bytes += found.bytes - before
+        self._entries += len(found.names) - entries
+        self._scopes.move_to_end(scope)
+        while self._entries > self.max_entries:
+            oldest, found = next(iter(self._scopes.items()))
+            self.remove(oldest, found.least_recent())
 
-    def remove(self, name: str) -> None:
-        """Remove the vector of an entry, if there is one."""
-        place = self._places.pop(name, None)
-        if place is None:
+    def remove(self, scope: bytes, name: str) -> None:
+        """Remove a vector whose entry is gone."""
+        found = self._scopes.get(scope)
+        if found is None or name not in found.rows:
             return
-        names = self._scopes[place.scope]
-        del names[place.row]
-        if not names:
-            del self._scopes[place.scope]
-        self._unused.append(place.row)
+        if len(found.names) == 1:
+            self._drop(scope)
+        else:
+            found.remove(name)
+            self._entries -= 1
 
     def remove_matching(self, pattern: re.Pattern[str]) -> None:
         """Remove the vectors of the entries whose names a pattern matches."""
-        for name in [name for name in self._places if pattern.match(name)]:
-            self.remove(name)
+        for scope, found in list(self._scopes.items()):
+            for name in [name for name in found.names if pattern.match(name)]:
+                self.remove(scope, name)
 
-    async def nearest(self, scope: bytes, vector: Vector, now: float) -> list[Match]:
-        """The most similar vectors of a scope that have not expired, best first; the first one counts as used."""
-        names = self._scopes.get(scope)
-        if names is None or len(vector) != self.dimensions:
-            return []
-        matrix, expires_s = self._matrix, self._expires_s
-        rows = np.fromiter(names, dtype=np.intp, count=len(names))
-        parts = matrix[: self._used_rows], rows, expires_s[rows] <= now, vector
-        is_large = len(rows) * len(vector) > MAX_LOOP_NUMBERS
-        nearest = await asyncio.to_thread(_nearest_rows, *parts) if is_large else _nearest_rows(*parts)
-        found = [
-            Match(names[row], similarity_of(matrix[row], vector))  # in a thread's time, rows may have changed
-            for row in nearest
-            if row in names and expires_s[row] > now
-        ]
-        found.sort(key=lambda match: -match.similarity)
-        if found and found[0].name in self._places:
-            self._places.move_to_end(found[0].name)
-        return found
+    def shrink(self) -> None:
+        """Free memory: remove the less recently used half of the least recently used scope."""
+        scope, found = next(iter(self._scopes.items()))
+        self._drop(scope)
+        if (kept := len(found.names) // 2) > 1:
+            rows = np.argsort(-found.times[: len(found.names), 1], kind="stable")[:kept]
+            self._scopes[scope] = half = _Scope(found.blocks[0].shape[1])
+            self._scopes.move_to_end(scope, last=False)
+            for row in rows:
+                expires_s, used_s = found.times[row]
+                half.put(found.names[row], found.vector(row), expires_s, used_s)
+            self.bytes += half.bytes
+            self._entries += kept
 
-
-def _nearest_rows(
-    matrix: npt.NDArray[np.float32], rows: npt.NDArray[np.intp], expired: npt.NDArray[np.bool_], vector: Vector
-) -> list[int]:
-    """Those of the rows that have the ``CANDIDATES`` most similar vectors."""
-    copies = 2 * len(rows) < len(matrix)  # most rows are of other scopes
-    similarities = matrix[rows] @ vector if copies else (matrix @ vector)[rows]
-    similarities[expired] = -np.inf
-    if len(rows) > CANDIDATES:
-        rows = rows[np.argpartition(-similarities, CANDIDATES)[:CANDIDATES]]
-    return [int(row) for row in rows]
+    def _drop(self, scope: bytes) -> None:
+        found = self._scopes.pop(scope)
+        self.bytes -= found.bytes
+        self._entries -= len(found.names)
 
 
 # --- sharing ---
@@ -253,5 +302,5 @@ class SharedVectors:
             self._store.errors["invalid_vector"] += 1
             return
         vector: Any = np.frombuffer(numbers, DTYPE)
-        if 0 < len(vector) <= MAX_DIMENSIONS and expires_s > time() and self._index.may_add(entry, vector):
-            self._index.put(scope, entry, vector, expires_s)
+        if 0 < len(vector) <= MAX_DIMENSIONS and expires_s > time() and self._index.may_add(scope, entry, vector):
+            self._index.put(scope, entry, vector, expires_s, time())

@@ -379,6 +379,7 @@ class UpstreamCall:
         if upstream is None:
             self.connect()
         else:
+            self.upstream = upstream  # before anything can fail, which closes it
             self.send_on(upstream)
 
     def connect(self) -> None:
@@ -397,7 +398,6 @@ class UpstreamCall:
         idle_s: float,
     ) -> None:
         """Send a request with this body. ``rank``: data-parallel. ``trace``: None if it is not sampled."""
-        self.upstream = upstream
         head = self.connections.address.head(request, rank, body_bytes=len(body))
         if trace is not None:
             head = trace.head_with_context(head)
@@ -450,6 +450,7 @@ class UpstreamCall:
         if self.is_over:
             upstream.release()
         else:
+            self.upstream = upstream
             self.send_on(upstream)
 
     @log_exceptions

@@ -53,6 +53,7 @@ from telemetry.models import (
 )
 
 MIN_NEW_CAUSE = 0.5  # confidence of a cause that is notified although it was found after the last message
+CAUSES_WAIT = timedelta(minutes=1)  # the longest that a new drop waits for the look for its causes
 NEW_CAUSE_FOR = timedelta(minutes=15)  # after an alert fired; later a new cause waits for the next message
 MAX_EXPLAINED = timedelta(minutes=10)  # after a replica went down, this may explain alerts of its pool
 _TRANSITIONS = {
@@ -123,7 +124,8 @@ def suppression_by_restart(alert: Alert, context: Context) -> Suppression | None
         least = finding.baseline - ALARM_SHARE * (finding.baseline - finding.limit)
     if finding.value + regained < least:
         return None
-    text = f"{', '.join(finding.restarts.replicas)} restarted or was down, which alone explains the drop."
+    replicas = first["evidence"].get("replicas") or finding.restarts.replicas
+    text = f"{', '.join(replicas)} restarted or was down, which alone explains the drop."
     return Suppression(SuppressionReason.RESTART, text, until=finding.restarts.warm_at.isoformat())
 
 
@@ -178,7 +180,7 @@ def notify_due(now: datetime, findings: Mapping[int, Finding[Any]] | None = None
     with isolated_items(PeriodicTask.NOTIFICATIONS, is_complete=True) as item:
         update_suppressions(firing, now, findings or {}, item)
         not_suppressed = [alert for alert in firing if alert.suppression is None]
-        new = [alert for alert in not_suppressed if alert.notified_at is None]
+        new = [alert for alert in not_suppressed if alert.notified_at is None and not _waits_for_causes(alert, now)]
         due_pools = {alert.pool_id for alert in new if _has_waited(alert, now)}
         due = [alert for alert in new if alert.pool_id in due_pools]
         repeated = [alert for alert in not_suppressed if _is_repeat_due(alert, now) or _has_new_cause(alert, now)]
@@ -243,6 +245,13 @@ def _alerts() -> QuerySet[Alert]:
 def _has_waited(alert: Alert, now: datetime) -> bool:
     """Whether the group wait of an alert is over, so that related alerts join its message."""
     return alert.fired_at is not None and now >= alert.fired_at + timedelta(seconds=settings.ALERT_GROUP_WAIT_S)
+
+
+def _waits_for_causes(alert: Alert, now: datetime) -> bool:
+    """Whether the causes of a drop, which may suppress it, were not looked for yet, and will be soon."""
+    kind = KINDS.get(alert.rule.kind)
+    is_new = alert.fired_at is not None and now < alert.fired_at + CAUSES_WAIT
+    return kind is not None and kind.is_drop and alert.explained_at is None and is_new
 
 
 def _is_repeat_due(alert: Alert, now: datetime) -> bool:

@@ -17,6 +17,7 @@ from rest_framework.response import Response
 
 from controlplane.access.actor import visible
 from controlplane.api.auth import actor, signed_in_user
+from controlplane.api.filters import InstantFilter
 from controlplane.api.pagination import NewestFirst
 from controlplane.api.views import TransactionalView
 from controlplane.api.viewsets.base import NUMBER, BaseViewSet, validated_body
@@ -51,8 +52,8 @@ class DeliveryFilter(filters.FilterSet):
     channel = filters.CharFilter(field_name="channel__name")
     state = filters.ChoiceFilter(choices=NotificationState.choices)
     kind = filters.ChoiceFilter(choices=NotificationKind.choices)
-    after = filters.IsoDateTimeFilter(field_name="created_at", lookup_expr="gte")
-    before = filters.IsoDateTimeFilter(field_name="created_at", lookup_expr="lt")
+    after = InstantFilter(field_name="created_at", lookup_expr="gte")
+    before = InstantFilter(field_name="created_at", lookup_expr="lt")
 
     class Meta:
         model = Notification

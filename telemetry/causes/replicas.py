@@ -79,7 +79,9 @@ def check_restart(evidence: Evidence) -> Finding | None:
     names = restarted_replicas(evidence)
     if not names:
         return None
-    tokens = max(evidence.lost_at(names), _lost_by_prompts_of(evidence, names))
+    was_away = bool(_events_at(evidence, names, "replica_down", "replica_unreachable"))
+    of_prompts = _lost_by_prompts_of(evidence, names) if was_away else evidence.lost_by_prefixes_of(names) or 0.0
+    tokens = max(evidence.lost_at(names), of_prompts)
     events = _events_at(evidence, names, "replica_restarted", "replica_down", "replica_up")
     match = max((evidence.timing_match(event) for event in events), default=0.6)
     rates = {name: evidence.now.by_replica[name].rate for name in names if name in evidence.now.by_replica}

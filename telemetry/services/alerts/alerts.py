@@ -8,6 +8,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 from django_filters import rest_framework as filters
 
+from controlplane.api.filters import InstantFilter
 from controlplane.errors import ConflictError
 from controlplane.models import EventKind, Pool
 from controlplane.services.checks import lock_row
@@ -46,8 +47,8 @@ class AlertFilter(filters.FilterSet):
     acknowledged = filters.BooleanFilter(field_name="acknowledged_at", lookup_expr="isnull", exclude=True)
     suppressed = filters.BooleanFilter(field_name="suppression", lookup_expr="isnull", exclude=True)
     state = filters.MultipleChoiceFilter(choices=AlertState.choices)
-    after = filters.IsoDateTimeFilter(field_name="started_at", lookup_expr="gte")
-    before = filters.IsoDateTimeFilter(field_name="started_at", lookup_expr="lt")
+    after = InstantFilter(field_name="started_at", lookup_expr="gte")
+    before = InstantFilter(field_name="started_at", lookup_expr="lt")
 
     class Meta:
         model = Alert

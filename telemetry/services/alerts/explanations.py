@@ -38,7 +38,7 @@ RETRY_EVERY = timedelta(seconds=15)  # instead, while no cause is known
 RETRY_FOR = timedelta(minutes=10)  # after the alert fired; then EXPLAIN_EVERY
 BASELINE = timedelta(hours=1)  # before the drop
 MIN_BASELINE = timedelta(minutes=2)
-MAX_AT_ONCE = 5  # alerts in one run: each costs 14 queries; the next run explains the others
+MAX_AT_ONCE = 5  # alerts in one run: each costs 26 queries; the next run explains the others
 DROPS = tuple(kind.name for kind in KINDS.values() if kind.is_drop)
 Span = tuple[datetime, datetime]
 
@@ -155,14 +155,15 @@ def _related_event(at: datetime, kind: str, summary: str, replica: str | None, d
 
 
 def explain_drops(now: datetime) -> int:
-    """Find the causes of firing drops that were not explained recently; how many. One query for none.
+    """Find the causes of firing drops that are due; how many. One query for none.
 
-    An error does not stop notifications.
+    An error does not stop notifications. A new drop waits for its causes before it is notified (``CAUSES_WAIT``).
     """
     is_due = Q(explained_at=None) | Q(explained_at__lte=now - EXPLAIN_EVERY)
     is_due |= Q(causes=[], fired_at__gt=now - RETRY_FOR, explained_at__lte=now - RETRY_EVERY)
-    is_due |= Q(notification_count=0) & (Q(suppression=None) | Q(suppression__reason="restart"))
-    is_due |= Q(notification_count=0) & (Q(suppression=None) | Q(suppression__reason=SuppressionReason.RESTART))
+    # At every run while it decides on the first notification; later, a restart may stay the reason for hours.
+    is_undecided = Q(suppression__isnull=True) | Q(suppression__reason=SuppressionReason.RESTART)
+    is_due |= Q(is_undecided, notification_count=0, fired_at__gt=now - RETRY_FOR)
     firing = Alert.objects.filter(is_due, state=AlertState.FIRING, rule__kind__in=DROPS)
     # New alerts first: those that a restart explains are due at every run.
     ordered = firing.order_by(F("explained_at").asc(nulls_first=True), "pk")

@@ -230,7 +230,7 @@ CURVE_INTERVAL = timedelta(minutes=10)
 CURVE_SPAN = timedelta(hours=1)  # of decisions
 MAX_CURVE_REQUESTS = 40_000
 MAX_CURVE_BLOCKS = 80_000  # in all prompts, for figures that need many replays
-MAX_LENGTH_BLOCKS = 3_000_000  # for lengths of lost prefixes, each of which has the error of sampling
+MAX_LENGTH_BLOCKS = 500_000  # for lengths of lost prefixes, each of which has the error of sampling
 WARM_UP_RATIO = 1 / 3  # of the requests, which only warm the caches
 MIN_CURVE_REQUESTS = 50
 

@@ -163,4 +163,5 @@ def test_restored_events_sort_before_new_ones(pool):
 @pytest.mark.parametrize(("at", "status"), [("0798-10-31T08:40:16+21:54", 200), ("0001-01-01T00:00:00+21:54", 422)])
 def test_a_time_may_have_any_offset(script, at, status):
     """PostgreSQL refuses those of 16 hours and more."""
-    assert script.get(EVENTS, {"before": at}).status_code == status
+    for path in (EVENTS, "/api/v1/alerts", "/api/v1/deliveries"):
+        assert script.get(path, {"before": at}).status_code == status

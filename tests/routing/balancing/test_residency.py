@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from itertools import count
 
 import pytest
 from hypothesis import example, given
@@ -90,6 +91,31 @@ def test_a_roll_back_counts_blocks_that_were_evicted_since() -> None:
 
     assert cached_blocks(residency, [1] * 4 + [2] * 8, A) == [4]
     assert cached_blocks(residency, [3] * 4, A) == [4]
+
+
+def test_the_totals_agree_while_running_prompts_fill_the_cache() -> None:
+    """Eviction skips the blocks of running prompts, so a prompt may lose its first blocks and keep later ones."""
+    generator, numbers = random.Random(7), count(1000)
+    for blocks in (30, 45, 60) * 10:
+        residency = Residency(block_tokens=16, run_tokens=512)
+        residency.add_replica(A, 16 * blocks)
+        chats, running = [[1], [2], [3], [4]], []
+        for at in range(400):
+            chat = generator.choice(chats)
+            if generator.random() < 0.7:
+                chat += [next(numbers) for _ in range(generator.randint(1, 3))]
+            if len(chat) > 14:
+                del chat[generator.randint(1, 6) :]
+            sent = chat[: generator.randint(1, len(chat))] if generator.random() < 0.3 else list(chat)
+            running.append(residency.insert(A, sent, float(at), 16 * len(sent)))
+            running[-1].set_running(is_running=True)
+            if len(running) > 8 or generator.random() < 0.5:
+                running.pop(generator.randrange(len(running))).set_running(is_running=False)
+        held = residency.replica(A)
+
+        assert held is not None
+        assert held.tokens == sum(run.tokens for run in held.runs)
+        assert len(residency) == len(held.runs)
 
 
 def test_a_prompt_larger_than_the_cache_keeps_its_head() -> None:

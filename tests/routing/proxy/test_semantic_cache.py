@@ -26,7 +26,7 @@ from routing.response_cache import store as store_module
 from routing.response_cache import vectors as vectors_module
 from routing.response_cache.evidence import Evidence, State, answer_of, bucket_of, compare
 from routing.response_cache.keys import Scope
-from routing.response_cache.vectors import BATCH, MAX_UNSHARED, SharedVectors, VectorIndex
+from routing.response_cache.vectors import BATCH, BLOCK_ROWS, MAX_UNSHARED, SharedVectors, VectorIndex
 from routing.schema import (
     Access,
     CachePurge,
@@ -689,7 +689,7 @@ async def test_shared_vectors_are_bounded(stored):
 async def test_a_shared_vector_that_has_expired_or_is_of_another_model_is_not_added(stored):
     store, index = store_module.Store(os.environ["WARMPATH_ROUTER_CACHE_URL"]), VectorIndex(max_entries=10)
     vectors = SharedVectors("vectors", SECRET, store, index, lambda: None)
-    index.put(b"known", "own", unit(np.ones(3)).astype(np.float32), time() + 60)
+    index.put(b"known", "own", unit(np.ones(3)).astype(np.float32), time() + 60, time())
     vectors.add(b"known", "of another model", np.ones(2, dtype=np.float32), time() + 60)
     vectors.add(b"known", "expired", np.ones(3, dtype=np.float32), time() - 1)
     vectors.add(b"known", "good", np.ones(3, dtype=np.float32), time() + 60)
@@ -703,78 +703,95 @@ async def test_a_shared_vector_that_has_expired_or_is_of_another_model_is_not_ad
 # --- its parts ---
 
 
-def filled(entries: int, max_entries: int, scopes: int = 1) -> tuple[VectorIndex, list[Any]]:
-    """An index after some entries, and their vectors; entry ``at`` expires at ``100 + at``."""
-    index, generator = VectorIndex(max_entries), seeded("index")
-    vectors = [unit(generator.standard_normal(32)).astype(np.float32) for _ in range(entries)]
-    for at, vector in enumerate(vectors):
-        index.put(b"scope-%d" % (at % scopes), str(at), vector, 100.0 + at)
-    return index, vectors
-
-
 async def test_the_index_is_bounded_and_drops_what_was_used_least_recently():
-    index, vectors = VectorIndex(50), filled(200, 200)[1]
+    index, generator = VectorIndex(max_entries=50), seeded("index")
+    vectors = [unit(generator.standard_normal(16)).astype(np.float32) for _ in range(200)]
     for at, vector in enumerate(vectors):
-        index.put(b"scope-%d" % (at % 7), str(at), vector, 1e12)
-        await index.nearest(b"scope-0", vectors[0], 0.0)
+        index.put(b"scope-%d" % (at % 7), f"entry-{at}", vector, 1e12, float(at))
+        await index.nearest(b"scope-0", vectors[0], float(at))
 
-    assert (len(index), index.memory_bytes) == (50, 50 * (32 * 4 + 400))
-    assert (await index.nearest(b"scope-0", vectors[0], 0.0))[0] == ("0", 1.0)
-    assert all(match.similarity < 1 for match in await index.nearest(b"scope-1", vectors[1], 0.0))
+    assert len(index) == 50
+    assert (await index.nearest(b"scope-0", vectors[0], 300.0))[0] == ("entry-0", 1.0)
+    assert all(match.similarity < 1 for match in await index.nearest(b"scope-1", vectors[1], 300.0))
+    rows = sum(len(scope.times) for scope in index._scopes.values())
+    assert index.bytes == sum(scope.bytes for scope in index._scopes.values()) <= 7 * 1500 + rows * (64 + 16 + 400)
     for at in range(200):
-        index.remove(str(at))
-    assert len(index) == 0
-    assert await index.nearest(b"scope-0", vectors[0], 0.0) == []
+        index.remove(b"scope-%d" % (at % 7), f"entry-{at}")
+    assert (len(index), index.bytes) == (0, 0)
 
 
-@pytest.mark.parametrize("scopes", [1, 5])
-async def test_an_index_finds_the_nearest_and_forgets_expired_vectors(scopes):
-    """Of a scope with most of the rows, and of one with few of them."""
-    index, vectors = filled(300, 1000, scopes)
-    query = unit(seeded("query").standard_normal(32)).astype(np.float32)
+async def test_an_index_grows_without_copying_what_it_has_and_finds_vectors_in_all_blocks():
+    index, generator = VectorIndex(max_entries=10_000), seeded("blocks")
+    vectors = [unit(generator.standard_normal(8)).astype(np.float32) for _ in range(3 * BLOCK_ROWS + 5)]
+    for at, vector in enumerate(vectors):
+        index.put(b"scope", f"entry-{at}", vector, 1e12, float(at))
+        if at == BLOCK_ROWS:
+            full = index._scopes[b"scope"].blocks[0]
+    blocks = index._scopes[b"scope"].blocks
+    places = [0, BLOCK_ROWS - 1, BLOCK_ROWS, 2 * BLOCK_ROWS + 7, len(vectors) - 1]
+    found = [(await index.nearest(b"scope", vectors[at], 1e6))[0].name for at in places]
+    index.remove(b"scope", "entry-0")  # the last one, of another block, takes its row
+    moved = (await index.nearest(b"scope", vectors[-1], 1e6))[0]
+
+    assert blocks[0] is full
+    assert [len(block) for block in blocks] == [BLOCK_ROWS] * 4
+    assert found == [f"entry-{at}" for at in places]
+    assert moved == (f"entry-{len(vectors) - 1}", 1.0)
+
+
+async def test_an_index_finds_the_nearest_and_forgets_expired_vectors():
+    index, generator = VectorIndex(max_entries=1000), seeded("nearest")
+    vectors = [unit(generator.standard_normal(32)).astype(np.float32) for _ in range(300)]
+    for at, vector in enumerate(vectors):
+        index.put(b"scope", str(at), vector, expires_s=100.0 + at, now=0.0)
+    query = unit(generator.standard_normal(32)).astype(np.float32)
     similarities = [float(vector @ query) for vector in vectors]
-    best = max(range(0, 300, scopes), key=similarities.__getitem__)
-    best_left = max(range(150, 300, scopes), key=similarities.__getitem__)
+    best = max(range(300), key=similarities.__getitem__)
+    best_left = max(range(150, 300), key=similarities.__getitem__)
 
-    assert (await index.nearest(b"scope-0", query, 0.0))[0] == (str(best), round(similarities[best], 4))
-    assert (await index.nearest(b"scope-0", query, 249.5))[0].name == str(best_left)
-    assert await index.nearest(b"scope-0", query, 1000.0) == []
-    assert await index.nearest(b"scope-0", query[:16], 0.0) == []  # of another model
-
-
-async def test_a_vector_of_another_model_begins_the_index_anew():
-    index, vectors = filled(20, 1000)
-    index.put(b"scope-0", "other", vectors[0][:16], 1e12)
-
-    assert (len(index), index.dimensions) == (1, 16)
+    assert (await index.nearest(b"scope", query, 0.0))[0] == (str(best), round(similarities[best], 4))
+    assert (await index.nearest(b"scope", query, 249.5))[0].name == str(best_left)
+    assert await index.nearest(b"scope", query, 1000.0) == []
+    assert await index.nearest(b"scope", query[:16], 0.0) == []  # of another model
 
 
 async def test_a_search_in_a_thread_finds_the_same_while_vectors_come_and_go(monkeypatch):
-    index, vectors = filled(200, 1000)
-    expected = [await index.nearest(b"scope-0", vector, 1.0) for vector in vectors]
+    index, generator = VectorIndex(max_entries=1000), seeded("thread")
+    vectors = [unit(generator.standard_normal(32)).astype(np.float32) for _ in range(200)]
+    for at, vector in enumerate(vectors):
+        index.put(b"scope", str(at), vector, 1e12, 0.0)
+    expected = [await index.nearest(b"scope", vector, 1.0) for vector in vectors]
     monkeypatch.setattr(vectors_module, "MAX_LOOP_NUMBERS", 0)
-    assert [await index.nearest(b"scope-0", vector, 1.0) for vector in vectors] == expected
+    assert [await index.nearest(b"scope", vector, 1.0) for vector in vectors] == expected
 
-    searches = [asyncio.create_task(index.nearest(b"scope-0", vectors[at], 1.0)) for at in range(0, 200, 2)]
+    async def searched(at: int) -> list[Any]:
+        return await index.nearest(b"scope", vectors[at], 1.0)
+
+    searches = [asyncio.create_task(searched(at)) for at in range(0, 200, 2)]
     for at in range(1, 200, 2):
-        index.remove(str(at))
-        index.put(b"another", f"new {at}", vectors[at], 1e12)  # in its row
+        index.remove(b"scope", str(at))
         await asyncio.sleep(0)
-    for at, matches in zip(range(0, 200, 2), await asyncio.gather(*searches), strict=True):
+    for matches in await asyncio.gather(*searches):
         for name, similarity in matches:
-            assert similarity == round(float(vectors[int(name)] @ vectors[at]), 4)
+            assert any(similarity == round(float(vectors[int(name)] @ vectors[at]), 4) for at in range(0, 200, 2))
 
 
-async def test_an_index_that_is_resized_keeps_the_vectors_used_last():
-    index, vectors = filled(100, 1000)
-    before = index.memory_bytes
-    index.resize(50)
+async def test_an_index_that_shrinks_keeps_the_vectors_used_last():
+    index, generator = VectorIndex(max_entries=1000), seeded("shrink")
+    vectors = [unit(generator.standard_normal(32)).astype(np.float32) for _ in range(100)]
+    for at, vector in enumerate(vectors):
+        index.put(b"scope", str(at), vector, 1e12, float(at))
+    before = index.bytes
+    index.shrink()
 
-    assert (len(index), index.memory_bytes) == (50, before / 2)
-    assert [(await index.nearest(b"scope-0", vectors[at], 0.0))[0] for at in (50, 99)] == [("50", 1.0), ("99", 1.0)]
-    assert (await index.nearest(b"scope-0", vectors[49], 0.0))[0].similarity < 0.9
-    index.put(b"scope-0", "new", vectors[0], 1e12)
-    assert (len(index), (await index.nearest(b"scope-0", vectors[0], 0.0))[0]) == (50, ("new", 1.0))
+    assert (len(index), index.bytes < 0.6 * before) == (50, True)
+    assert [(await index.nearest(b"scope", vectors[at], 200.0))[0] for at in (50, 99)] == [("50", 1.0), ("99", 1.0)]
+    assert (await index.nearest(b"scope", vectors[49], 200.0))[0].similarity < 0.9
+    index.put(b"scope", "new", vectors[0], 1e12, 200.0)
+    assert (await index.nearest(b"scope", vectors[0], 200.0))[0] == ("new", 1.0)
+    while len(index):
+        index.shrink()
+    assert index.bytes == 0
 
 
 async def test_the_memory_of_all_indexes_is_bounded(two, monkeypatch):

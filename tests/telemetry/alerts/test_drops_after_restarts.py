@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -268,22 +269,52 @@ def test_a_restart_suppresses_the_drop_of_a_task_group_too(pool: Pool) -> None:
     assert alert.suppression["text"].startswith("r1 restarted or was down")
 
 
+def firing(pool: Pool, number: int, **columns: Any) -> Alert:
+    """A firing drop of the pool that was not notified."""
+    rule = AlertRule.objects.get(pool=pool, kind="hit_rate_drop")
+    times = {"started_at": T0, "last_breach_at": T0, "fired_at": T0}
+    return Alert.objects.create(rule=rule, pool=pool, subject=str(number), state="firing", **times, **columns)
+
+
 @pytest.mark.django_db
 def test_drops_that_restarts_explain_do_not_keep_a_new_one_from_being_explained(pool: Pool) -> None:
-    rule = AlertRule.objects.get(pool=pool, kind="hit_rate_drop")
-
-    def firing(number: int) -> Alert:
-        return Alert.objects.create(
-            rule=rule, pool=pool, subject=str(number), state="firing", started_at=T0, last_breach_at=T0, fired_at=T0
-        )
-
     for number in range(6):
-        Alert.objects.filter(pk=firing(number).pk).update(explained_at=T0, suppression={"reason": "restart"})
-    new = firing(6)
+        firing(pool, number, explained_at=T0, suppression={"reason": "restart"})
+    new = firing(pool, 6)
 
     assert explain_drops(at(5)) == 5
     new.refresh_from_db()
     assert new.explained_at == at(5)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("columns", "second", "explained"),
+    [
+        ({}, 5, 1),  # its causes decide on its first notification
+        ({"suppression": {"reason": "restart"}}, 5, 1),
+        ({"suppression": {"reason": "restart"}}, 700, 0),
+        ({"suppression": {"reason": "silence"}}, 5, 0),
+        ({"notification_count": 1}, 5, 0),
+    ],
+)
+def test_a_drop_is_explained_again_until_it_is_notified(
+    pool: Pool, columns: dict[str, Any], second: int, explained: int
+) -> None:
+    alert = firing(pool, 0, explained_at=at(max(second - 30, 0)), causes=[{"kind": "capacity"}], **columns)
+
+    assert explain_drops(at(second)) == explained
+    alert.refresh_from_db()
+    assert (alert.explained_at == at(second)) is bool(explained)
+
+
+@pytest.mark.django_db
+def test_a_drop_is_notified_after_its_causes_were_looked_for(pool: Pool) -> None:
+    alert = firing(pool, 0)
+
+    assert notify_due(at(30)) == 0
+    Alert.objects.filter(pk=alert.pk).update(explained_at=at(30))
+    assert notify_due(at(31)) == 1
 
 
 def opening(key: int, replica: str, rate: float, tokens: float = 1000.0) -> Prefix:

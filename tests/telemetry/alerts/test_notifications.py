@@ -49,11 +49,12 @@ def olga(django_user_model):
 
 
 def firing(pool, kind="hit_rate_drop", *, since=0, subject=""):
-    """An alert as the pipeline leaves it when it fires."""
+    """An alert that fired, and whose causes were looked for."""
     rule = AlertRule.objects.filter(pool=pool, kind=kind).first() or create_rule(pool, name=kind, kind=kind)
     return Alert.objects.create(
         rule=rule, pool=pool, subject=subject, state="firing", started_at=at(since), last_breach_at=at(since),
-        fired_at=at(since), labels=alert_labels(rule, subject), severity=rule.severity, summary=f"{kind} {subject}.",
+        fired_at=at(since), explained_at=at(since), labels=alert_labels(rule, subject),
+        severity=rule.severity, summary=f"{kind} {subject}.",
     )  # fmt: skip
 
 

@@ -64,10 +64,12 @@ def traffic(replica, start_s, end_s, ratio, *, tokens=10_000, requests=20):
 
 
 def evaluate(rule, second):
-    """One rule alone, with its notifications; the stored verdict."""
+    """One rule alone, with causes and notifications; the stored verdict."""
     now = T0 + timedelta(seconds=second)
     (fresh,) = AlertRule.objects.select_related("pool", "group").filter(pk=rule.pk)
-    notify_due(now, pipeline.evaluate([fresh], now))
+    findings = pipeline.evaluate([fresh], now)
+    explain_drops(now)
+    notify_due(now, findings)
     return SimpleNamespace(**fresh.verdict)
 
 

@@ -168,9 +168,16 @@ def test_a_firing_drop_is_explained_every_three_minutes_and_notified_with_causes
     record_event(EventKind.REPLICA_RESTARTED, restarted, pool=pool, replica=r1, at=at(600))
     rule = AlertRule.objects.get(pool=pool, kind="hit_rate_drop")
     alert = Alert.objects.create(
-        rule=rule, pool=pool, state="firing", started_at=at(660), last_breach_at=at(660), fired_at=at(670)
+        rule=rule,
+        pool=pool,
+        state="firing",
+        notification_count=1,
+        started_at=at(660),
+        last_breach_at=at(660),
+        fired_at=at(670),
     )
     assert [explain_drops(at(second)) for second in (680, 859, 860)] == [1, 0, 1]
+    Alert.objects.filter(pk=alert.pk).update(notification_count=0)
     alert.refresh_from_db()
     assert alert.explained_at == at(860)
     assert alert.causes[0]["kind"] == "replica_restarted"
@@ -183,7 +190,13 @@ def test_a_firing_drop_is_explained_every_three_minutes_and_notified_with_causes
 def test_a_drop_without_a_known_cause_is_explained_again_soon_for_ten_minutes(pool, r1):
     rule = AlertRule.objects.get(pool=pool, kind="hit_rate_drop")
     Alert.objects.create(
-        rule=rule, pool=pool, state="firing", started_at=at(660), last_breach_at=at(660), fired_at=at(670)
+        rule=rule,
+        pool=pool,
+        state="firing",
+        notification_count=1,
+        started_at=at(660),
+        last_breach_at=at(660),
+        fired_at=at(670),
     )
     assert [explain_drops(at(second)) for second in (680, 694, 695, 1255, 1270, 1300, 1435)] == [1, 0, 1, 1, 0, 0, 1]
 
