@@ -32,10 +32,10 @@ def test_an_hour_is_extrapolated_to_a_day():
     savings = savings_of(BREAKDOWN, 3600, 1000, PRICE)
 
     assert savings.requests == 1000
-    assert savings.prompt_tokens == pytest.approx(24_000_000)
-    assert savings.saved == Prefill(12_000_000, 12_000, pytest.approx(24.0))
-    assert savings.missed == Prefill(7_200_000, 7200, pytest.approx(14.4))
-    assert savings.computed == Prefill(12_000_000, 12_000, pytest.approx(24.0))
+    assert savings.prompt_tokens_per_day == pytest.approx(24_000_000)
+    assert savings.saved_per_day == Prefill(12_000_000, 12_000, pytest.approx(24.0))
+    assert savings.missed_per_day == Prefill(7_200_000, 7200, pytest.approx(14.4))
+    assert savings.computed_per_day == Prefill(12_000_000, 12_000, pytest.approx(24.0))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_an_hour_is_extrapolated_to_a_day():
 )
 def test_what_is_unknown_stays_unknown(breakdown, rate, price, saved, missed):
     savings = savings_of(breakdown, 86_400, rate, price)
-    assert (savings.saved, savings.missed) == (saved, missed)
+    assert (savings.saved_per_day, savings.missed_per_day) == (saved, missed)
 
 
 def test_no_tokens_are_no_time_and_no_money():

@@ -12,7 +12,7 @@ import pytest
 
 from controlplane.models import TaskGroup
 from controlplane.services.fleet.pools import update_pool
-from routing.response_cache import keys
+from routing.observability import decision_log
 from routing.schema import TaskGroupConfig
 from telemetry.lab.breakdown import BIN
 from telemetry.lab.costs import PrefillRate
@@ -113,7 +113,7 @@ def test_the_repeats_of_a_routed_stream_are_found_exactly(pool):
 
 
 def test_a_sampled_stream_is_within_its_error(pool, monkeypatch):
-    monkeypatch.setattr(keys, "MAX_DIGESTED_PER_S", 6.0)
+    monkeypatch.setattr(decision_log, "MAX_DIGESTED_PER_S", 6.0)
     random = Random(5)
     stream = [("faq", random.randrange(160), 0) for _ in range(400)]
     window = capture(stream)
