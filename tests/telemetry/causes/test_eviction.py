@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from telemetry.causes import policies, workload
-from telemetry.causes.evidence import Evidence, Period, Prefix, RelatedEvent, Route, Sums
+from telemetry.causes import policies, replicas, workload
+from telemetry.causes.evidence import EngineSums, Evidence, Period, Prefix, RelatedEvent, Route, Sums
 from tests.telemetry.conftest import T0
 
 HOUR = timedelta(hours=1)
@@ -66,3 +66,19 @@ def test_what_routers_expected_to_be_cached_was_lost_at_once_and_not_evicted(exp
     was_expected = expected_cached > 0.2
     assert tokens(policies.check_stale_index, seen) == pytest.approx(600_000 if was_expected else 0)
     assert tokens(workload.check_capacity, seen) == pytest.approx(0 if was_expected else 600_000)
+
+
+@pytest.mark.parametrize(("kinds", "lost"), [(["replica_restarted"], 0), (["replica_down", "replica_restarted"], 1)])
+def test_a_restart_explains_what_other_replicas_lost_if_its_prompts_went_there(kinds: list[str], lost: int) -> None:
+    """Only engines report. The replica hits as before, and the others hit less."""
+
+    def period(start, of_others):
+        rates = {"r1": 0.8, "r2": of_others, "r3": of_others, "r4": of_others}
+        return Period(
+            start, start + HOUR, engines=[EngineSums(name, TOKENS, rate * TOKENS) for name, rate in rates.items()]
+        )
+
+    events = [RelatedEvent(T0 - timedelta(seconds=60), kind, f"r1: {kind}.", replica="r1") for kind in kinds]
+    explained = tokens(replicas.check_restart, Evidence(period(T0, 0.6), period(T0 - HOUR, 0.8), events, T0))
+
+    assert (explained > 0) == bool(lost)
