@@ -235,6 +235,7 @@ async def test_commands_that_wait_for_a_slow_connection_are_no_failures_of_the_s
     """A TLS handshake with a distant server takes longer than a lookup may."""
     authority, is_open = Authority(tmp_path), asyncio.Event()
     monkeypatch.setattr(store_module, "LOOKUP_S", 0.001)
+    monkeypatch.setattr(store_module, "CONNECT_S", DEADLINE_S)
     async with (
         listening(partial(reply, b"$-1\r\n" * 2 * FAILURES), authority.issue("store").server()) as port,
         gate(port, is_open) as gated,
