@@ -2,7 +2,7 @@
 
 - Anything that happens to web, workers or beat, a migration included: nothing.
 - A router that gets SIGTERM (restart, upgrade): nothing, streamed responses included.
-- A router that is killed: responses that have begun break. Every other request gets a complete response.
+- A router that is killed: responses that have begun are cut off. Every other request gets a complete response.
 """
 
 from collections import Counter
