@@ -222,7 +222,10 @@ async def gate(port: int, is_open: asyncio.Event) -> AsyncIterator[int]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await is_open.wait()
         inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.wait_for(asyncio.gather(pipe(reader, inner_writer), pipe(inner_reader, writer)), DEADLINE_S)
+        try:
+            await asyncio.wait_for(asyncio.gather(pipe(reader, inner_writer), pipe(inner_reader, writer)), DEADLINE_S)
+        finally:  # also after a reset, so that the server sees the end
+            inner_writer.close()
 
     async with listening(serve) as gated:
         try:
