@@ -76,7 +76,12 @@ TEMPLATES = [
 
 STATIC_URL = "static/"
 STATICFILES_DIRS = [ROOT / "static"]
+STATICFILES_FINDERS = ["django.contrib.staticfiles.finders.FileSystemFinder"]  # no files of packages are used
 STATIC_ROOT = Path(env.text("STATIC_ROOT", str(ROOT / "staticfiles")))
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "controlplane.static_files.StaticFiles"},
+}
 
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 LANGUAGE_CODE = "en"

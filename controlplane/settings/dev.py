@@ -24,9 +24,8 @@ if owner := env.text("DATABASE_OWNER_URL", _embedded_owner):
     DATABASE_OWNER = env.database(owner)
 CELERY_BROKER_URL = env.text("REDIS_URL", paths.valkey_url(DATA_DIR))
 
-STATIC_ROOT = DATA_DIR / "static"  # stays empty, but WhiteNoise requires the directory
-WHITENOISE_USE_FINDERS = True  # no collectstatic in development
-WHITENOISE_AUTOREFRESH = DEBUG
+STATIC_ROOT = DATA_DIR / "static"  # collected by prepare_stack
+WHITENOISE_USE_FINDERS = WHITENOISE_AUTOREFRESH = DEBUG
 METRICS_NETWORKS = env.networks("METRICS_NETWORKS", "127.0.0.0/8,::1/128")
 BEHIND_TLS_PROXY = False  # X-Forwarded-* headers are ignored
 PUBLIC_URL = env.text("PUBLIC_URL", f"http://127.0.0.1:{env.text('WEB_PORT', '8000')}").rstrip("/")

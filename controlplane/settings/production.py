@@ -34,11 +34,6 @@ CSRF_COOKIE_SECURE = True
 SESSION_COOKIE_NAME = "__Host-sessionid"  # browsers accept the __Host- prefix only over HTTPS from this host
 CSRF_COOKIE_NAME = "__Host-csrftoken"
 
-STORAGES = {
-    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
-    "staticfiles": {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"},
-}
-
 if len(SECRET_KEY) < 50 or len(set(SECRET_KEY)) < 10:
     raise ImproperlyConfigured("WARMPATH_SECRET_KEY: expected at least 50 characters, at least 10 of them different")
 if not ALLOWED_HOSTS or "*" in ALLOWED_HOSTS:

@@ -64,6 +64,22 @@ def revision_running(rest: httpx.Client) -> tuple[int | None, bool]:
 # --- the steps --------------------------------------------------------------------------------------------
 
 
+def test_scripts_and_styles_are_compressed_and_kept_by_the_browser(stack, tab):
+    tab.goto("/")
+    expect(tab.locator("[data-chart] .js-plotly-plot").first).to_be_attached(timeout=BROWSER_MS)
+    loaded = tab.evaluate("performance.getEntriesByType('resource').map((each) => [each.name, each.encodedBodySize])")
+    static = {url: size for url, size in loaded if "/static/" in url}
+
+    assert sum(static.values()) < 400_000, static
+    assert any("plotly" in url for url in static)
+    assert any("zone" in url for url in static)  # a script that other scripts import
+    for url in static:
+        answer = httpx.head(url, headers={"Accept-Encoding": "gzip"}, timeout=30, trust_env=False)
+        assert re.search(r"\.[0-9a-f]{12}\.\w+$", url), url
+        assert "immutable" in answer.headers["Cache-Control"], url
+        assert answer.headers.get("Content-Encoding") == "gzip" or int(answer.headers["Content-Length"]) < 500, url
+
+
 def test_publishing_prefix_hash_in_the_browser_raises_the_hit_rate_and_lowers_ttft(stack, rest, tab):
     started_at = time.monotonic()
     stack.until(

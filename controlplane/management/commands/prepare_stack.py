@@ -1,4 +1,4 @@
-"""``manage.py prepare_stack``: migrate the local stack's database and seed its fleet. Idempotent."""
+"""``manage.py prepare_stack``: migrate the local stack's database, seed its fleet, collect static files. Idempotent."""
 
 from argparse import ArgumentParser
 from typing import Any
@@ -8,9 +8,9 @@ from django.core.management.base import BaseCommand
 
 
 class Command(BaseCommand):
-    """One process for both, because starting Django takes longer than either."""
+    """One process for all, because starting Django takes longer than each."""
 
-    help = "Apply migrations and seed the fleet of the local stack."
+    help = "Apply migrations, seed the fleet and collect the static files of the local stack."
     requires_system_checks = ()  # they take longer than the rest; `make check` runs them
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -21,3 +21,4 @@ class Command(BaseCommand):
         call_command("migrate", interactive=False, verbosity=0)
         call_command("maintain_partitions")
         call_command("seed_fleet", replica=options["replica"], demo=options["demo"])
+        call_command("collectstatic", clear=True, interactive=False, verbosity=0)
