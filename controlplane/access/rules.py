@@ -79,6 +79,8 @@ RULES: Mapping[str, Rule] = {
     "telemetry:breakdown-figure": VIEW,
     "telemetry:capacity": VIEW,
     "telemetry:report": VIEW,
+    "telemetry:value": VIEW,
+    "telemetry:value-csv": VIEW,
     "telemetry:capacity-sweep": _rule(POST=OPERATOR),
     "telemetry:capacity-figure": VIEW,
     "telemetry:what-ifs": _rule(GET=VIEWER, POST=OPERATOR),
@@ -243,6 +245,7 @@ RULES: Mapping[str, Rule] = {
     "telemetry-api:response-caches": VIEW,
     "telemetry-api:scaling": VIEW,
     "telemetry-api:report": VIEW,
+    "telemetry-api:value": VIEW,
     **_resource("telemetry-api:alert-rule", create=EDITOR, change=EDITOR, remove=EDITOR),
     "telemetry-api:alert-rule-preview": _rule(POST=OPERATOR),  # changes nothing, but is expensive
     **_resource("telemetry-api:what-if", create=OPERATOR),

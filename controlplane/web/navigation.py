@@ -26,6 +26,7 @@ _SECTIONS = {
     "Observe": (
         ("Overview", "telemetry:overview", "o"),
         ("Hit-rate breakdown", "telemetry:breakdown", "w"),
+        ("Value", "telemetry:value", "v"),
         ("Capacity and cost", "telemetry:capacity", "b"),
         ("What-if", "telemetry:what-ifs", "i"),
         ("Prefixes", "telemetry:prefixes", "x"),

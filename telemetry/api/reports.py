@@ -1,4 +1,4 @@
-"""``/report``: a pool before and after a time or a rollout."""
+"""``/value``: what caches saved, by week; ``/report``: a pool before and after a time or a rollout."""
 
 from __future__ import annotations
 
@@ -17,6 +17,73 @@ from controlplane.api.fields import ById, ByName, SchemaField
 from controlplane.api.views import TransactionalView
 from controlplane.models import Event, Pool, Rollout
 from telemetry.services.lab.reports import DEFAULT_SPAN, ReportSide, report_as_json, report_of, report_windows
+from telemetry.services.lab.value import STEPS, Amount, value_of
+
+
+class ValueQuery(serializers.Serializer[Any]):
+    """Parameters of ``/value``. Default: all pools, by week, or by day in the first two weeks."""
+
+    pool = ByName(queryset=Pool.objects.all(), required=False)
+    by = serializers.ChoiceField(choices=list(STEPS), required=False)
+    at = serializers.DateTimeField(required=False, help_text="a time in the period of ``sentence`` and ``notes``")
+
+
+class ValueRowSerializer(serializers.Serializer[Any]):
+    """Figures of some requests; null: unknown."""
+
+    requests = serializers.IntegerField(allow_null=True)
+    prompt_tokens = serializers.FloatField(allow_null=True, help_text="of all successful requests")
+    saved = SchemaField(Amount, help_text="delivered from prefix caches")
+    placement = SchemaField(Amount, help_text="lost to spreading and placement, which a policy could save")
+    saved_ratio = serializers.FloatField(allow_null=True, help_text="saved / prompt tokens")
+    reported_ratio = serializers.FloatField(allow_null=True, help_text="responses that report cached tokens / all")
+    replayed_ratio = serializers.FloatField(allow_null=True, help_text="requests that ``placement`` rests on / all")
+
+
+class PoolValueSerializer(ValueRowSerializer):
+    """A pool."""
+
+    pool = serializers.CharField()
+
+
+class GroupValueSerializer(PoolValueSerializer):
+    """A task group; "": requests without one."""
+
+    group = serializers.CharField(allow_blank=True)
+
+
+class PeriodSerializer(ValueRowSerializer):
+    """One week or day of all pools."""
+
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    measured_hours = serializers.FloatField(help_text="for which routers were scraped")
+    pools = PoolValueSerializer(many=True)
+    groups = GroupValueSerializer(many=True)
+
+
+class ValueResponse(serializers.Serializer[Any]):
+    """What caches saved; periods ascend, at most 52 weeks or 14 days."""
+
+    by = serializers.ChoiceField(choices=list(STEPS))
+    currency = serializers.CharField(allow_blank=True)
+    sentence = serializers.CharField()
+    notes = serializers.ListField(child=serializers.CharField())
+    periods = PeriodSerializer(many=True)
+
+
+class ValueView(TransactionalView):
+    """What caches are worth."""
+
+    @extend_schema(parameters=[ValueQuery], responses=ValueResponse)
+    def get(self, request: Request) -> Response:
+        """Prefill that caches saved and that placement could have saved, in time and money, by week or day."""
+        query = ValueQuery(data=request.query_params, context={"request": request})
+        query.is_valid(raise_exception=True)
+        params: dict[str, Any] = query.validated_data
+        pools = [params["pool"]] if "pool" in params else list(visible(actor(request), Pool.objects.all()))
+        report = value_of(pools, timezone.now(), by=params.get("by"), at=params.get("at"))
+        return Response(report.as_json())
 
 
 class ReportQuery(serializers.Serializer[Any]):

@@ -8,7 +8,7 @@ from telemetry.api.breakdown import BreakdownView, ReconciliationView
 from telemetry.api.capacity import CapacityView, ResponseCachesView, ScalingView
 from telemetry.api.heartbeat import HeartbeatViewSet
 from telemetry.api.metrics_servers import MetricsServerViewSet
-from telemetry.api.reports import ReportView
+from telemetry.api.reports import ReportView, ValueView
 from telemetry.api.what_ifs import PredictionViewSet, WhatIfViewSet
 
 router = SimpleRouter(trailing_slash=False)
@@ -37,6 +37,7 @@ urlpatterns = [
     path("capacity", CapacityView.as_view(), name="capacity"),
     path("response-caches", ResponseCachesView.as_view(), name="response-caches"),
     path("scaling", ScalingView.as_view(), name="scaling"),
+    path("value", ValueView.as_view(), name="value"),
     path("report", ReportView.as_view(), name="report"),
     path("breakdown", BreakdownView.as_view(), name="breakdown"),
     path("", include(router.urls)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -26,6 +27,7 @@ from telemetry.models import Alert, AlertRule, AlertState, RuleKind
 from telemetry.services.alerts.previews import Episode
 from telemetry.services.figures.engine import Reconciled
 from telemetry.services.figures.replicas import CELLS, HeatStrip
+from telemetry.services.lab.value import Amount, amount_text
 from telemetry.web import decisions
 from telemetry.web.charts import absence, figure_text
 from telemetry.web.what_if_figures import VERDICTS
@@ -198,6 +200,12 @@ def _strip(strip: HeatStrip) -> SafeString:
 def money(value: float | None, currency: str = "") -> str:
     """An amount with its currency; a dash for an unknown one."""
     return NOTHING if value is None else f"{value:,.2f} {currency}".rstrip()
+
+
+@register.filter
+def amount(value: Amount) -> str:
+    """Hours of GPUs or replicas; tokens where the rate is unknown, a dash where these are unknown too."""
+    return NOTHING if value.tokens is None else amount_text(replace(value, money=None), "")
 
 
 @register.filter

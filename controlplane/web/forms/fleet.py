@@ -174,7 +174,7 @@ class PoolSettingsForm(SectionedForm):
             "costs",
             Costs,
             "Prices",
-            "Turns GPU time into money on the page Capacity and cost.",
+            "Turns GPU time into money on the pages Value, Capacity and cost, and Before and after.",
             "unknown: no money is shown",
         ),
         Section(

@@ -1,4 +1,4 @@
-"""Capacity and cost of a pool: savings, number of replicas, cache size, and a shared cache."""
+"""Capacity and cost of a pool: number of replicas, cache size, and a shared cache."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TierForm(Form):
 
 @require_GET
 def capacity_page(request: HttpRequest) -> HttpResponse:
-    """What caching saves, what other sizes would bring, and whether a shared cache would pay."""
+    """What other sizes would bring, and whether a shared cache would pay."""
     state = page_state(request, default=DEFAULT_RANGE)
     pool = state.subject.pool or next(iter(state.pools), None)
     form = TierForm({name: request.GET[name] for name in tier_parameters() if name in request.GET})

@@ -1,19 +1,22 @@
-"""The report page: a pool before and after a time or a rollout, for the screen and for paper."""
+"""What caches are worth, by week; and a pool before and after a time or a rollout. For the screen and for paper."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from controlplane.errors import InvalidError
-from controlplane.models import Event, Pool, Rollout
-from controlplane.web.base import int_parameter, viewable
+from controlplane.models import ClientKey, Event, Pool, Rollout
+from controlplane.web.base import csv_response, int_parameter, viewable
 from telemetry.services.lab.reports import Comparison, Report, report_of, report_windows
+from telemetry.services.lab.value import STEPS, Amount, Value, ValueReport, changes_of, period_name, value_of
 from telemetry.web.ranges import length_s
 from telemetry.web.tags import report_change
 
@@ -33,6 +36,92 @@ FIGURES: tuple[tuple[str, str, str, bool | None], ...] = (
 )
 GROUP_FIGURES = tuple(row for row in FIGURES if row[0] not in {"load_max_over_mean", "failed_ratio"})
 UNPRICED_GROUP_FIGURES = tuple(row for row in GROUP_FIGURES if row[0] != "money_per_day")
+
+CSV_FIGURES = ("tokens", "replica_hours", "gpu_hours", "money")
+
+
+@require_GET
+def value_page(request: HttpRequest) -> HttpResponse:
+    """What caches saved: ``?pool=NAME&by=week&at=2026-01-26``. Its queries do not depend on the length."""
+    pools, chosen, report = _value(request)
+    period = report.chosen
+    keys: dict[str, list[str]] = {}
+    for key in viewable(request, ClientKey.objects.filter(revoked_at=None, groups__0__isnull=False)):
+        keys.setdefault((key.groups or [""])[0], []).append(key.name)
+    most = max((_hours(row.value) for row in report.periods), default=0.0)
+    context = {
+        "pools": pools,
+        "pool": chosen,
+        "report": report,
+        "period": period,
+        "period_name": period and period_name(period, report.by),
+        "rows": [
+            (
+                row,
+                period_name(row, report.by),
+                *(_width(amount, most) for amount in (row.value.saved, row.value.placement)),
+            )
+            for row in reversed(report.periods)
+        ],
+        "groups": [(pool, group, value, keys.get(group, [])) for (pool, group), value in period.groups.items()]
+        if period
+        else [],
+        "unpriced": [pool for pool in chosen_pools(pools, chosen) if report.prices[pool.name] is None],
+        "changes": changes_of(chosen_pools(pools, chosen), viewable(request, Rollout.objects.all()), report),
+    }
+    return render(request, "telemetry/value.html", context)
+
+
+@require_GET
+def value_csv(request: HttpRequest) -> HttpResponseBase:
+    """Every week or day of each task group as CSV; unknown figures are empty."""
+    _, _, report = _value(request)
+
+    def rows() -> Iterator[list[Any]]:
+        amounts = [f"{name}_{figure}" for name in ("saved", "placement") for figure in CSV_FIGURES]
+        yield ["start", "end", "measured_hours", "pool", "group", "requests", "prompt_tokens", *amounts, "currency"]
+        for period in report.periods:
+            for (pool, group), value in period.groups.items():
+                price = report.prices[pool]
+                yield [
+                    period.start.isoformat(),
+                    period.end.isoformat(),
+                    period.covered_s / 3600,
+                    pool,
+                    group,
+                    value.requests,
+                    value.prompt_tokens,
+                    *(getattr(amount, name) for amount in (value.saved, value.placement) for name in CSV_FIGURES),
+                    price.currency if price else None,
+                ]
+
+    return csv_response("value.csv", rows(), stream=False)
+
+
+def _value(request: HttpRequest) -> tuple[list[Pool], Pool | None, ValueReport]:
+    pools = list(viewable(request, Pool.objects.select_related("project")))
+    chosen = next((pool for pool in pools if pool.name == request.GET.get("pool")), None)
+    by = next((by for by in STEPS if by == request.GET.get("by")), None)
+    try:
+        at = _at(request)
+    except InvalidError:
+        at = None
+    report = value_of(chosen_pools(pools, chosen), timezone.now(), by=by, at=at)
+    return pools, chosen, report
+
+
+def chosen_pools(pools: list[Pool], chosen: Pool | None) -> list[Pool]:
+    """The chosen pool, or all."""
+    return pools if chosen is None else [chosen]
+
+
+def _hours(value: Value) -> float:
+    """What a bar shows: hours, or tokens where they are unknown."""
+    return sum(amount.hours or amount.tokens or 0.0 for amount in (value.saved, value.placement))
+
+
+def _width(amount: Amount, most: float) -> float:
+    return 1000 * (amount.hours or amount.tokens or 0.0) / most if most else 0.0
 
 
 @require_GET

@@ -1,14 +1,15 @@
-"""The pages "Capacity and cost" and "Before and after"."""
+"""The pages "Value", "Capacity and cost" and "Before and after"."""
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 import time_machine
 
-from controlplane.models import Pool, Rollout, TaskGroup
+from controlplane.models import ClientKey, Pool, Rollout, TaskGroup
 from controlplane.services.fleet.pools import update_pool
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from telemetry.models import Decision, WhatIf
@@ -17,7 +18,7 @@ from telemetry.services.lab.reports import NOTHING, Comparison
 from telemetry.web.views.reports import FIGURES, comparison_rows
 from tests.telemetry.services.lab.test_breakdowns import fleet as room  # noqa: F401 - a fixture
 from tests.telemetry.services.lab.test_reports import traffic  # noqa: F401 - a fixture
-from tests.telemetry.services.lab.test_sizing import COSTS, bins
+from tests.telemetry.services.lab.test_sizing import COSTS, bins, learnt
 from tests.telemetry.stored_decisions import a_router, decided, repeated_in_a_row
 from tests.telemetry.what_if_results import finished_sweep
 
@@ -35,18 +36,17 @@ def sized(visitor, noon, room):  # noqa: F811
     return visitor
 
 
-def test_the_page_shows_savings_sizes_and_advice(sized, django_assert_max_num_queries):
+def test_the_page_shows_sizes_and_advice(sized, django_assert_max_num_queries):
     with django_assert_max_num_queries(30):
         page = sized.get("/capacity/").text
     for words in (
-        "Prefill saved by caches",
+        "What caches saved",
         "9,600 requests",
         "172.80 USD a day",
         "320 KiB, 625 MiB for 2,000 tokens",
         "One replica fewer: hit rate",
         "It would save 172.80 USD a day",
         "40 GiB",  # 131,072 tokens
-        "agents",
         "10.0 % are lost to capacity and duplication",
         "needs: the cache size of every replica and requests in the last hour",
         "CPU memory: unknown.",
@@ -189,3 +189,43 @@ def test_a_rollout_links_to_its_report(visitor, noon, pool):
     assert f"/report/?rollout={rollout.pk}" in visitor.get(f"/rollouts/{rollout.pk}/").text
     assert "Rollout of revision 2" in visitor.get(f"/report/?rollout={rollout.pk}").text
     assert visitor.get("/report/?rollout=999").status_code == 404
+
+
+def test_the_value_page_says_what_caches_saved_and_asks_for_a_price(visitor, noon, traffic):  # noqa: F811
+    traffic = learnt(traffic).pool
+    rollout = publish_revision(save_draft(traffic.policies.get(group=None), {"strategy": "random"}).pk)
+    Rollout.objects.filter(pk=rollout.pk).update(started_at=noon - timedelta(minutes=10))
+    ClientKey.objects.create(project=traffic.project, name="team-red", hint="wpk_", digest="0" * 64, groups=["agents"])
+
+    page = visitor.get("/value/").text
+
+    for words in (
+        "On Tue 04 Mar 2031, prefix caches saved 1.0 replica-minutes, 30 % of prefill",
+        "What better placement could have saved is unknown.",
+        "No price is set for pool chat",
+        "#id_costs-gpu_hour_price",
+        "team-red",
+        f"/report/?rollout={rollout.pk}",
+        "chat r2, random",
+    ):
+        assert words in page, words
+    update_pool(traffic, costs=COSTS)
+    page = visitor.get("/value/?by=week&pool=chat").text
+    assert "2.0 GPU-minutes (0.12 USD)" in page
+    assert "No price is set" not in page
+
+
+def test_the_value_page_without_traffic_says_what_is_missing(visitor, noon):
+    assert "No traffic was measured yet." in visitor.get("/value/?by=nonsense&at=nonsense&pool=none").text
+
+
+def test_the_value_is_exported_by_step_and_task_group(visitor, noon, traffic):  # noqa: F811
+    learnt(traffic)
+    rows = list(csv.DictReader(visitor.get("/value.csv?by=day").text.splitlines()))
+    assert [(row["pool"], row["group"], row["requests"], row["saved_tokens"]) for row in rows] == [
+        ("chat", "agents", "200", "60000.0")
+    ]
+    assert rows[0]["placement_money"] == ""
+    document = visitor.get("/api/v1/value?by=day").json()
+    assert document["periods"][0]["groups"][0]["saved"]["tokens"] == 60_000
+    assert visitor.get("/api/v1/value?by=month").status_code == 422

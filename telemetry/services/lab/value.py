@@ -1,0 +1,422 @@
+"""What prefix caches saved by week or day, what better placement could have saved, and the changes between.
+
+Saved tokens are those that engines reported to routers, from rollups, so a year is read cheaply. What placement could
+have saved is the part of the prompts that the breakdown's replay lost to spreading and placement; its bins are kept for
+``ROLLUP_5M_RETENTION_DAYS``. Each pool's present prefill rate makes hours of both, one rate for all steps, so that
+steps compare; its price makes money of hours. Nothing is extrapolated to time without measurements.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from django.db.models import OuterRef, QuerySet, Subquery, Sum
+from django.db.models.functions import TruncDay, TruncWeek
+
+from controlplane.models import PolicyRevision, Pool, RevisionState, Rollout
+from telemetry.lab.breakdown import MIN_REQUESTS, bin_start
+from telemetry.lab.costs import PrefillRate, Price, prefill_of
+from telemetry.metrics.rates import ratio, sum_known
+from telemetry.metrics.windows import Window
+from telemetry.models import BreakdownBin
+from telemetry.services.lab.costs import ALL_TRAFFIC, prefill_rate_of
+from telemetry.storage.dimension_sums import coverage, route_sums
+
+By = Literal["week", "day"]
+STEPS: Mapping[By, tuple[timedelta, int]] = {"week": (timedelta(weeks=1), 52), "day": (timedelta(days=1), 14)}
+YOUNG = timedelta(days=14)  # a younger installation is shown by day
+MAX_CHANGES = 20
+SHORT_H = 0.1  # fewer hours are shown as minutes
+_COUNTS = ("requests", "ok_requests", "usage_reported", "prompt_tokens", "cached_tokens")
+_Key = tuple[datetime, str, str]  # start of the step, pool, task group
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Prefill in tokens, time and money; None: unknown."""
+
+    tokens: float | None = None
+    replica_hours: float | None = None
+    gpu_hours: float | None = None  # known with a price, which has the GPUs of a replica
+    money: float | None = None
+
+    @property
+    def hours(self) -> float | None:
+        """GPU-hours, or replica-hours where the GPUs are unknown."""
+        return self.replica_hours if self.gpu_hours is None else self.gpu_hours
+
+    @property
+    def unit(self) -> str:
+        """The unit of ``hours``."""
+        return "replica-hours" if self.gpu_hours is None else "GPU-hours"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Figures of some requests; None: unknown."""
+
+    requests: int | None = None
+    prompt_tokens: float | None = None  # of all successful requests, if those without reported usage are like the rest
+    saved: Amount = field(default_factory=Amount)
+    placement: Amount = field(default_factory=Amount)  # what placement and spreading lost: a policy can save it
+    reported_ratio: float | None = None  # successful responses that report cached tokens / all
+    replayed_ratio: float | None = None  # replayed requests / all
+
+    @property
+    def saved_ratio(self) -> float | None:
+        """Share of the prompt tokens that was not computed."""
+        return ratio(self.saved.tokens, self.prompt_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """One week or day."""
+
+    start: datetime
+    end: datetime  # of the last one: now
+    covered_s: float  # seconds for which routers were scraped
+    value: Value
+    pools: dict[str, Value]
+    groups: dict[tuple[str, str], Value]  # by pool and task group; "": requests of none
+
+    @property
+    def missing(self) -> list[str]:
+        """Pools with requests of which no hours are known, and so are not in those of all."""
+        return [name for name, value in self.pools.items() if value.requests and value.saved.replica_hours is None]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A published revision with the hit rate under the revision before and under itself; None: unknown."""
+
+    rollout: Rollout
+    previous: int | None  # number of the revision before
+    before: float | None
+    after: float | None
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.before is None or self.after is None else self.after - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class ValueReport:
+    """The value of caches for some pools. ``periods`` ascend and were measured, at least in part."""
+
+    by: By
+    periods: list[Period]
+    chosen: Period | None  # None: nothing was measured
+    rates: dict[str, PrefillRate]
+    prices: dict[str, Price | None]
+
+    @property
+    def currency(self) -> str:
+        """The one currency of all pools; "" if they have several, or none."""
+        currencies = {price.currency for price in self.prices.values() if price}
+        return currencies.pop() if len(currencies) == 1 else ""
+
+    @property
+    def hours_range(self) -> tuple[float, float] | None:
+        """The saved hours of the chosen period at the ends of the prefill rates' ranges."""
+        if self.chosen is None or self.chosen.value.saved.hours is None:
+            return None
+        known = [
+            (
+                getattr(value.saved, "gpu_hours" if self.chosen.value.saved.gpu_hours is not None else "replica_hours"),
+                rate,
+            )
+            for name, value in self.chosen.pools.items()
+            if value.saved.replica_hours is not None and (rate := self.rates[name]).tokens_per_s
+        ]
+        return (
+            sum(hours * rate.tokens_per_s / rate.high for hours, rate in known),
+            sum(hours * rate.tokens_per_s / rate.low for hours, rate in known),
+        )
+
+    @property
+    def sentence(self) -> str:
+        """What caches saved in the chosen period, for people."""
+        return "No traffic was measured yet." if self.chosen is None else _sentence(self.chosen, self.by, self.currency)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the figures of the chosen period rest on, and what is missing."""
+        return [] if self.chosen is None else list(_notes(self, self.chosen))
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "by": self.by,
+            "currency": self.currency,
+            "sentence": self.sentence,
+            "notes": self.notes,
+            "periods": [
+                {
+                    "start": period.start,
+                    "end": period.end,
+                    "measured_hours": period.covered_s / 3600,
+                    **value_json(period.value),
+                    "pools": [{"pool": name, **value_json(value)} for name, value in period.pools.items()],
+                    "groups": [
+                        {"pool": pool, "group": group, **value_json(value)}
+                        for (pool, group), value in period.groups.items()
+                    ],
+                }
+                for period in self.periods
+            ],
+        }
+
+
+def value_json(value: Value) -> dict[str, Any]:
+    return {**asdict(value), "saved_ratio": value.saved_ratio}
+
+
+def value_of(
+    pools: Sequence[Pool], now: datetime, *, by: By | None = None, at: datetime | None = None, steps: int | None = None
+) -> ValueReport:
+    """The value of ``pools`` by week or day, with the period that contains ``at`` chosen, else the newest one.
+
+    Five queries, and one for each pool.
+    """
+    if by is None:
+        is_young = now - min((pool.created_at for pool in pools), default=now) < YOUNG
+        by = "day" if is_young else "week"
+    step, default_steps = STEPS[by]
+    first = _floor(now, by) - step * ((steps or default_steps) - 1)
+    window = Window(first, now, step.total_seconds())
+    names = [pool.name for pool in pools]
+    rates, prices = {pool.name: prefill_rate_of(pool) for pool in pools}, {p.name: Price.of(p.costs) for p in pools}
+    counts: dict[_Key, dict[str, int | None]] = {
+        (row.start, row.key[0], row.key[1]): row.counts
+        for row in route_sums(names, window, _COUNTS, by=("pool", "group"))
+    }
+    lost = _lost_by_step(pools, window, by)
+    covered = {row.start: row.covered_s for row in coverage(window) if row.covered_s}
+    periods = []
+    for start in window.starts():
+        if start in covered:
+            of_step = {key[1:]: row for key, row in counts.items() if key[0] == start}
+            lost_of_step = {key[1:]: row for key, row in lost.items() if key[0] == start}
+            periods.append(_period(start, min(start + step, now), covered[start], of_step, lost_of_step, rates, prices))
+    chosen = next((period for period in periods if at is not None and period.start <= at < period.end), None)
+    return ValueReport(by, periods, chosen or (periods[-1] if periods else None), rates, prices)
+
+
+def _floor(at: datetime, by: By) -> datetime:
+    """Midnight UTC before a time, of Monday for weeks."""
+    day = at.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    return day - timedelta(days=day.weekday()) if by == "week" else day
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """Sums of replayed bins."""
+
+    requests: int = 0
+    prompt_tokens: float = 0.0
+    tokens: float = 0.0  # lost to spreading and placement
+
+    def __add__(self, other: _Lost) -> _Lost:
+        return _Lost(
+            self.requests + other.requests, self.prompt_tokens + other.prompt_tokens, self.tokens + other.tokens
+        )
+
+
+def _lost_by_step(pools: Sequence[Pool], window: Window, by: By) -> dict[_Key, _Lost]:
+    """Sums of the bins with known cache sizes, which the terms need. One query."""
+    truncate = TruncWeek if by == "week" else TruncDay
+    bins = BreakdownBin.objects.filter(pool__in=pools, at__gte=bin_start(window.start), at__lt=window.end, reason="")
+    sums = {f"sum_{name}": Sum(name) for name in ("requests", "prompt_tokens", "split", "predicted")}
+    rows = bins.values("pool__name", "group", step=truncate("at", tzinfo=UTC)).annotate(**sums)
+    return {
+        (row["step"], row["pool__name"], row["group"]): _Lost(
+            row["sum_requests"], row["sum_prompt_tokens"], max(0.0, row["sum_split"] - row["sum_predicted"])
+        )
+        for row in rows
+    }
+
+
+def _period(
+    start: datetime,
+    end: datetime,
+    covered_s: float,
+    counts: Mapping[tuple[str, str], Mapping[str, int | None]],
+    lost: Mapping[tuple[str, str], _Lost],
+    rates: Mapping[str, PrefillRate],
+    prices: Mapping[str, Price | None],
+) -> Period:
+    by_pool: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for key in counts:
+        by_pool[key[0]].append(key)
+
+    def value(pool: str, keys: Sequence[tuple[str, str]]) -> Value:
+        total = {name: sum_known(counts[key][name] for key in keys) for name in _COUNTS}
+        replayed = sum((lost[key] for key in keys if key in lost), _Lost())
+        return _value(total, replayed, rates[pool].tokens_per_s, prices[pool])
+
+    pools = {pool: value(pool, keys) for pool, keys in sorted(by_pool.items())}
+    groups = {key: value(key[0], [key]) for key in sorted(counts)}
+    return Period(start, end, covered_s, _total(list(pools.values())), pools, groups)
+
+
+def _value(total: Mapping[str, int | None], lost: _Lost, rate: float | None, price: Price | None) -> Value:
+    reported = ratio(total["usage_reported"], total["ok_requests"])
+    prompt, cached = total["prompt_tokens"], total["cached_tokens"]
+    if not reported or prompt is None or cached is None:
+        return Value(total["requests"], reported_ratio=reported)
+    prompt_tokens = prompt / reported
+    placement = None
+    if lost.requests >= MIN_REQUESTS and lost.prompt_tokens:
+        placement = prompt_tokens * lost.tokens / lost.prompt_tokens
+    return Value(
+        total["requests"],
+        prompt_tokens,
+        _amount(cached / reported, rate, price),
+        _amount(placement, rate, price),
+        reported,
+        min(1.0, lost.requests / total["requests"]) if total["requests"] else None,
+    )
+
+
+def _amount(tokens: float | None, rate: float | None, price: Price | None) -> Amount:
+    prefill = prefill_of(tokens, rate, price)
+    hours = None if prefill.replica_seconds is None else prefill.replica_seconds / 3600
+    return Amount(tokens, hours, hours * price.gpus_per_replica if hours is not None and price else None, prefill.money)
+
+
+def _total(values: Sequence[Value]) -> Value:
+    """All pools. Time is of the pools of which it is known; money only if it is known of all those."""
+    requests = sum_known(value.requests for value in values)
+    return Value(
+        requests,
+        _known(value.prompt_tokens for value in values),
+        _add([value.saved for value in values]),
+        _add([value.placement for value in values]),
+    )
+
+
+def _add(amounts: Sequence[Amount]) -> Amount:
+    timed = [amount for amount in amounts if amount.replica_hours is not None]
+    return Amount(
+        _known(amount.tokens for amount in amounts),
+        _known(amount.replica_hours for amount in timed),
+        _if_all(amount.gpu_hours for amount in timed),
+        _if_all(amount.money for amount in timed),
+    )
+
+
+def _known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _if_all(values: Iterable[float | None]) -> float | None:
+    listed = list(values)
+    return None if not listed or None in listed else sum(value or 0.0 for value in listed)
+
+
+# --- words ------------------------------------------------------------------------------------------------
+
+
+def period_name(period: Period, by: By) -> str:
+    """A week or day for people."""
+    if by == "day":
+        return f"{period.start:%a %d %b %Y}"
+    return f"the week of {period.start:%a %d %b %Y}"
+
+
+def _sentence(period: Period, by: By, currency: str) -> str:
+    value, name = period.value, period_name(period, by)
+    when = f"In {name}" if by == "week" else f"On {name}"
+    if value.saved.tokens is None:
+        return f"{when}, what prefix caches saved is unknown: no response reports its cached tokens."
+    share = f"{100 * (value.saved_ratio or 0.0):.0f} % of prefill"
+    text = f"{when}, prefix caches saved {amount_text(value.saved, currency)}, {share}"
+    if value.placement.tokens is None:
+        return f"{text}. What better placement could have saved is unknown."
+    return f"{text}; better placement could have saved another {amount_text(value.placement, currency)}."
+
+
+def amount_text(amount: Amount, currency: str) -> str:
+    """Hours, or minutes of little, and money; tokens where the hours are unknown."""
+    if amount.hours is None:
+        return f"{amount.tokens or 0.0:,.0f} tokens"
+    money = "" if amount.money is None else f" ({amount.money:,.2f} {currency}".rstrip() + ")"
+    if amount.hours < SHORT_H:
+        return f"{60 * amount.hours:.1f} {amount.unit.replace('hours', 'minutes')}{money}"
+    hours = f"{amount.hours:,.3g}" if amount.hours < 1000 else f"{amount.hours:,.0f}"
+    return f"{hours} {amount.unit}{money}"
+
+
+def _length(seconds: float) -> str:
+    return f"{seconds / 60:,.0f} minutes" if seconds < 2 * 3600 else f"{seconds / 3600:,.1f} hours"
+
+
+def _notes(report: ValueReport, period: Period) -> Iterator[str]:
+    whole_s = (period.end - period.start).total_seconds()
+    yield (
+        f"Counted from {period.value.requests or 0:,} requests in {_length(period.covered_s)} of {_length(whole_s)}; "
+        "time that was not measured is not in any figure."
+    )
+    if bounds := report.hours_range:
+        is_gpu = period.value.saved.gpu_hours is not None
+        low, high = (amount_text(Amount(None, bound, bound if is_gpu else None), "") for bound in bounds)
+        yield (
+            f"By the range of the prefill rate, {low} to {high} were saved. One rate is used for all dates, so that "
+            "they compare."
+        )
+    for name, value in period.pools.items():
+        if not value.requests:
+            continue
+        rate = report.rates[name]
+        if rate.tokens_per_s:
+            yield f"Pool {name}: {rate.tokens_per_s:,.0f} prompt tokens/s of a replica. {rate.source}"
+        else:
+            yield f"Pool {name}: {rate.source}"
+        if value.reported_ratio is not None and value.reported_ratio < ALL_TRAFFIC:
+            yield (
+                f"Pool {name}: {100 * value.reported_ratio:.0f} % of the responses report cached tokens; the others "
+                "count with their mean."
+            )
+        if value.replayed_ratio is not None and value.replayed_ratio < ALL_TRAFFIC:
+            yield (
+                f"Pool {name}: what placement could have saved is extended from {100 * value.replayed_ratio:.0f} % of "
+                "the requests, which were replayed."
+            )
+    if missing := period.missing:
+        yield f"Hours and money do not include {', '.join(missing)}, of which they are unknown."
+    yield "Saved time lowers the bill only if fewer replicas are run; until then it is room for more traffic."
+
+
+# --- changes ----------------------------------------------------------------------------------------------
+
+
+def changes_of(pools: Sequence[Pool], rollouts: QuerySet[Rollout], report: ValueReport) -> list[Change]:
+    """The newest published revisions since the first period, newest first. Three queries."""
+    if not report.periods:
+        return []
+    window = Window(report.periods[0].start, report.periods[-1].end, 1.0)
+    earlier = PolicyRevision.objects.filter(
+        policy=OuterRef("revision__policy"),
+        number__lt=OuterRef("revision__number"),
+        state__in=(RevisionState.LIVE, RevisionState.RETIRED),
+    )
+    rows = (
+        rollouts.filter(revision__policy__pool__in=pools, started_at__gte=window.start)
+        .select_related("revision__policy", "started_by")
+        .annotate(previous=Subquery(earlier.order_by("-number").values("number")[:1]))
+        .order_by("-started_at", "-pk")[:MAX_CHANGES]
+    )
+    sums = route_sums(
+        [pool.name for pool in pools], window, ("prompt_tokens", "cached_tokens"), by=("revision",), whole=True
+    )
+    rates = {row.key[0]: ratio(row.get("cached_tokens"), row.get("prompt_tokens")) for row in sums}
+
+    def rate(rollout: Any, number: int | None) -> float | None:
+        return rates.get(f"{rollout.revision.policy.name} r{number}")
+
+    return [Change(row, row.previous, rate(row, row.previous), rate(row, row.revision.number)) for row in rows]

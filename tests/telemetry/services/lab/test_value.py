@@ -1,0 +1,144 @@
+"""What caches saved by week and day, in hours and money, and what is unknown."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from controlplane.models import Pool, Rollout
+from controlplane.services.fleet.pools import create_pool, update_pool
+from controlplane.services.policies.lifecycle import publish_revision, save_draft
+from telemetry.services.lab.value import changes_of, value_of
+from telemetry.storage.partitions import ensure_days
+from tests.telemetry.breakdown_bins import breakdown_bin
+from tests.telemetry.conftest import T0
+from tests.telemetry.readings import route_reading, router_scraped
+from tests.telemetry.services.lab.test_sizing import COSTS, learnt
+from tests.telemetry.stored_decisions import a_router
+
+pytestmark = pytest.mark.django_db
+DAY = timedelta(days=1)
+MONDAY = (T0 - timedelta(days=T0.weekday())).replace(hour=0)  # T0 is a Tuesday
+
+
+def served(at, cached: int, *, pool: str = "chat", group: str = "agents", reported: int = 200, revision: int = 1):
+    """200 responses of 1,000 prompt tokens in a scrape of half an hour; ``reported`` report their cached tokens."""
+    ensure_days([at.date()])
+    route_reading(
+        a_router(),
+        at,
+        pool=pool,
+        group=group,
+        revision=revision,
+        requests=200,
+        ok_requests=200,
+        usage_reported=reported,
+        prompt_tokens=reported * 1000,
+        cached_tokens=reported * cached,
+    )
+
+
+def scraped(*times) -> None:
+    for at in times:
+        ensure_days([at.date()])
+        router_scraped(a_router(), at, covered_s=1800.0)
+
+
+@pytest.fixture
+def priced(pool: Pool) -> Pool:
+    """1,000 tokens/s, two GPUs for 3.60 USD an hour each; yesterday a hit rate of 40 %, today 60 %."""
+    learnt(pool)
+    scraped(T0 - DAY, T0 - timedelta(hours=1))
+    served(T0 - DAY, 400)
+    served(T0 - timedelta(hours=1), 600)
+    breakdown_bin(
+        pool, T0 - timedelta(hours=1), requests=100, reachable=0.8, group="agents", split=70_000, predicted=60_000
+    )
+    return update_pool(pool, costs=COSTS)
+
+
+def test_saved_tokens_are_hours_and_money_by_day(priced, django_assert_max_num_queries):
+    with django_assert_max_num_queries(8):
+        report = value_of([priced], T0, by="day")
+    yesterday, today = report.periods
+    assert (yesterday.start, today.end) == (MONDAY, T0)
+    assert today.value.saved_ratio == pytest.approx(0.6)
+    assert today.value.saved.tokens == pytest.approx(120_000)
+    assert today.value.saved.replica_hours == pytest.approx(120 / 3600)
+    assert today.value.saved.gpu_hours == pytest.approx(240 / 3600)
+    assert today.value.saved.money == pytest.approx(240 / 3600 * 3.6)
+    assert today.value.placement.tokens == pytest.approx(20_000)  # 10 % of 200,000
+    assert yesterday.value.placement.tokens is None  # nothing was replayed
+    assert today.covered_s == pytest.approx(1800)
+    assert report.sentence == (
+        "On Tue 04 Mar 2031, prefix caches saved 4.0 GPU-minutes (0.24 USD), 60 % of prefill; better placement could "
+        "have saved another 0.7 GPU-minutes (0.04 USD)."
+    )
+    assert "200 requests in 30 minutes of 12.0 hours" in report.notes[0]
+    assert "is unknown" in value_of([priced], T0, by="day", at=T0 - DAY).sentence
+
+
+def test_weeks_add_up_days_and_begin_on_monday(priced):
+    report = value_of([priced], T0, by="week")
+    assert [period.start for period in report.periods] == [MONDAY]
+    assert report.periods[0].value.saved.tokens == pytest.approx(80_000 + 120_000)
+    assert report.periods[0].groups["chat", "agents"] == report.periods[0].pools["chat"]
+
+
+def test_a_young_installation_is_shown_by_day(priced):
+    Pool.objects.update(created_at=T0 - timedelta(days=13))
+    assert value_of(list(Pool.objects.all()), T0).by == "day"
+    Pool.objects.update(created_at=T0 - timedelta(days=15))
+    assert value_of(list(Pool.objects.all()), T0).by == "week"
+
+
+def test_a_response_that_reports_nothing_counts_with_the_mean_of_the_others(pool):
+    learnt(pool)
+    scraped(T0)
+    served(T0, 500, reported=100)
+    report = value_of([pool], T0, by="day")
+    assert report.chosen.value.saved.tokens == pytest.approx(100_000)
+    assert report.chosen.value.saved.unit == "replica-hours"
+    assert any("50 % of the responses report" in note for note in report.notes)
+    assert report.chosen.value.saved.money is None
+
+
+def test_the_range_of_the_rate_is_that_of_the_hours(pool):
+    learnt(pool, deviation=0.1)
+    scraped(T0)
+    served(T0, 500)
+    low, high = value_of([pool], T0, by="day").hours_range
+    hours = 100 / 3600
+    assert (low, high) == (pytest.approx(hours * 0.8187, rel=1e-3), pytest.approx(hours * 1.2214, rel=1e-3))
+
+
+def test_a_pool_of_unknown_rate_is_named_and_not_counted(priced):
+    priced = update_pool(priced, models=["large"])
+    other = create_pool("batch", models=["small"])
+    served(T0 - timedelta(hours=1), 100, pool="batch")
+    report = value_of([priced, other], T0, by="day")
+    assert report.chosen.missing == ["batch"]
+    assert report.chosen.value.saved.gpu_hours == pytest.approx(240 / 3600)
+    assert report.chosen.value.saved.tokens == pytest.approx(140_000)
+    assert any("do not include batch" in note for note in report.notes)
+    learnt(other)
+    assert value_of([priced, other], T0, by="day").chosen.value.saved.money is None  # one of two has no price
+
+
+def test_without_measurements_nothing_is_known(pool):
+    report = value_of([pool], T0)
+    assert (report.periods, report.chosen, report.notes) == ([], None, [])
+    assert changes_of([pool], Rollout.objects.all(), report) == []
+    scraped(T0)
+    served(T0, 0, reported=0)
+    assert "no response reports its cached tokens" in value_of([pool], T0).sentence
+
+
+def test_a_change_has_the_hit_rate_of_its_revision_and_of_the_one_before(priced):
+    rollout = publish_revision(save_draft(priced.policies.get(group=None), {"strategy": "random"}).pk)
+    Rollout.objects.filter(pk=rollout.pk).update(started_at=T0 - timedelta(hours=2))
+    served(T0 - timedelta(minutes=30), 200, revision=2)
+    (change,) = changes_of([priced], Rollout.objects.all(), value_of([priced], T0, by="day"))
+    assert (change.previous, change.before, change.after) == (1, pytest.approx(0.5), pytest.approx(0.2))
+    assert change.difference == pytest.approx(-0.3)
