@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -151,7 +152,11 @@ def server_error(request: HttpRequest) -> HttpResponse:
     status = 503 if isinstance(error, OperationalError | InterfaceError) else 500
     if request.path.startswith("/api/"):
         return _problem_json(request, status, _detail(error if isinstance(error, Exception) else Exception(), status))
-    return HttpResponse(loader.get_template(f"{status}.html").render(), status=status)
+    template = loader.get_template(f"{status}.html")
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        with suppress(Exception):  # the menu may fail as the page did
+            return HttpResponse(template.render(request=request), status=status)
+    return HttpResponse(template.render(), status=status)
 
 
 def pointer(path: str) -> str:

@@ -14,4 +14,3 @@ startAges();
 startLive();
 startCopying();
 startSearch();
-document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }); // the strip of narrow screens

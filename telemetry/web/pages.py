@@ -33,7 +33,7 @@ from telemetry.services.figures.overview import HEALTHS, Kind, worst_first
 from telemetry.services.figures.replicas import events_of
 from telemetry.services.self_monitoring import refused_since, telemetry_status
 from telemetry.web.charts import CHARTS, OBJECTIVE, Chart, View
-from telemetry.web.ranges import PRESETS, PageState
+from telemetry.web.ranges import PageState
 
 REPLICA_COLUMNS = (
     "name", "pool", "health", "hit_rate_ratio", "ttft_p50_s", "ttft_p95_s", "running", "waiting", "kv_usage_ratio",
@@ -79,12 +79,11 @@ class Entry:
     views: list[View]
 
 
-def frame(request: HttpRequest, state: PageState) -> dict[str, Any]:
+def frame(state: PageState) -> dict[str, Any]:
     """The context of a page besides that of its live part."""
-    kept = [(key, value) for key, value in request.GET.items() if key not in {"range", "from", "to", "zoom"}]
     views = ((chart, chart.view(state.query, state.kind)) for chart in CHARTS.values())
     charts = [Entry(chart, view, chart.views_of(state.kind)) for chart, view in views if view is not None]
-    return {"presets": PRESETS, "kept": kept, "charts": charts}
+    return {"charts": charts}
 
 
 @dataclass(frozen=True, slots=True)

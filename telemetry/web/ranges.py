@@ -10,14 +10,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from urllib.parse import urlencode
 
 from django.conf import settings
 from django.http import HttpRequest, QueryDict
+from django.urls import reverse
 from django.utils import timezone
 
 from controlplane.access.actor import actor_of
 from controlplane.models import Event, Pool, Replica
 from controlplane.web.base import viewable
+from controlplane.web.navigation import carried
 from telemetry.metrics.windows import Window, choose_step
 from telemetry.services.figures.overview import Kind, Subject
 from telemetry.services.figures.series import fit_window
@@ -25,7 +28,7 @@ from telemetry.storage.replica_facts import last_removal
 
 CHART_POINTS = 100  # per line; more show noise rather than the trend
 MAX_POINTS = 720  # of ``?points=``
-PRESETS = {"5m": 300, "15m": 900, "1h": 3600, "6h": 21_600, "24h": 86_400}  # seconds
+PRESETS = ("15m", "1h", "6h", "24h", "7d", "30d")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}  # seconds
 LENGTH = re.compile(r"([1-9][0-9]{0,6})([smhdw])")
 DEFAULT = "15m"
@@ -35,6 +38,7 @@ MAX_TABLE_S = 900.0
 MAX_RANGE_S = 90 * 86_400.0
 MAX_REFRESH_S = 60
 SHOWN_DEFAULT = "Showing the last 15 minutes."
+OF_POOL = ("pool", "group", "replica", "below", "cursor")  # parameters that another pool leaves without a meaning
 NO_GROUP = "-"  # in URLs: requests without a task group; no group can have this name
 
 
@@ -104,7 +108,7 @@ def _fixed_range(params: QueryDict) -> TimeRange:
     now = timezone.now()
     try:
         end = _time(params.get("to", "")) or now
-        start = _time(params.get("from", "")) or end - timedelta(seconds=PRESETS[DEFAULT])
+        start = _time(params.get("from", "")) or end - timedelta(seconds=length_s(DEFAULT) or 0.0)
         seconds = (end - start).total_seconds()
     except (ValueError, OverflowError):
         return _last_range(DEFAULT, f"The time is invalid; use 2026-01-31T13:45. {SHOWN_DEFAULT}")
@@ -133,6 +137,8 @@ class PageState:
     range: TimeRange
     query: QueryDict  # of the URL, with the names of the subject, for requests of charts and refreshes
     error: str = ""
+    in_path: bool = False  # the URL's path names the subject, so that another pool is another page
+    needs_pool: bool = False  # the page shows one pool, without ``?pool=`` the first
 
     @property
     def urlencoded(self) -> str:
@@ -146,10 +152,32 @@ class PageState:
 
     @property
     def carried(self) -> str:
-        """The time range as ``?...`` for links to other pages, or ""."""
-        params = QueryDict(mutable=True)
-        params.update({key: value for key in ("range", "from", "to") if (value := self.query.get(key))})
-        return f"?{params.urlencode()}" if params else ""
+        """The pool and the time range as ``?...`` for links to other pages, or ""."""
+        return carried(self.query)
+
+    @property
+    def kept(self) -> list[tuple[str, str]]:
+        """Parameters that a form for another time range keeps."""
+        named = {"range", "from", "to", "zoom", "cursor", *(OF_POOL if self.in_path else ())}
+        return [(key, str(value)) for key, value in self.query.items() if key not in named]
+
+    @property
+    def presets(self) -> tuple[str, ...]:
+        """Lengths to choose from, with that of the range."""
+        return PRESETS if not self.range.live or self.range.key in PRESETS else (*PRESETS, self.range.key)
+
+    @property
+    def pool_choices(self) -> list[tuple[str, str, bool]]:
+        """Label and URL of each pool to choose, and whether it is shown: on this page, or else on the overview."""
+        shown, params = self.subject.pool.name if self.subject.pool else "", self.query.copy()
+        for name in OF_POOL:
+            params.pop(name, None)
+        path = reverse("telemetry:overview") if self.in_path else ""
+        names = ["", *sorted(self.pool_names)][self.needs_pool :]
+        queries = [urlencode([*params.items(), *([("pool", name)] if name else [])]) for name in names]
+        return [
+            (name or "All pools", f"{path}?{query}", name == shown) for name, query in zip(names, queries, strict=True)
+        ]
 
     @property
     def kind(self) -> Kind:
@@ -157,11 +185,13 @@ class PageState:
         return self.subject.kind
 
 
-def page_state(request: HttpRequest, *, default: str = DEFAULT) -> PageState:
+def page_state(request: HttpRequest, *, default: str = DEFAULT, needs_pool: bool = False) -> PageState:
     """The state that a URL's query names, with a default range. At most two queries."""
     pools, time_range = _pools(request), requested_range(request.GET, default)
     subject, error = _named_subject(request, pools)
-    return PageState(pools, subject, time_range, request.GET, time_range.error or error)
+    if needs_pool and subject.pool is None and pools:
+        subject = Subject.of_pool(pools[0])
+    return PageState(pools, subject, time_range, request.GET, time_range.error or error, needs_pool=needs_pool)
 
 
 def page_state_of(request: HttpRequest, subject: Subject) -> PageState:
@@ -169,7 +199,7 @@ def page_state_of(request: HttpRequest, subject: Subject) -> PageState:
     time_range, query = requested_range(request.GET), request.GET.copy()
     for name, value in query_parameters_of(subject).items():
         query[name] = value
-    return PageState(_pools(request), subject, time_range, query, time_range.error)
+    return PageState(_pools(request), subject, time_range, query, time_range.error, in_path=True)
 
 
 def query_parameters_of(subject: Subject) -> dict[str, str]:

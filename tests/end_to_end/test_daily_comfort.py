@@ -119,17 +119,21 @@ def test_every_key_is_in_the_help_and_leads_where_it_says(site, full):
     page = site.open()
     page.goto("/fleet/")
     keys = page.eval_on_selector_all("[data-go]", "links => links.map((link) => [link.dataset.go, link.pathname])")
-    assert len({key for key, _ in keys}) == len(keys) == page.locator("nav[aria-label=Pages] a").count()
+    assert len({key for key, _ in keys}) == len(keys) == 24
     page.keyboard.press("?")
     told = page.locator("#keys dt").evaluate_all("rows => rows.map((row) => row.innerText.replaceAll(/\\s+/g, ''))")
     assert sorted(told) == sorted([*(f"g{key}" for key, _ in keys), "?", "/", "p", "tz", "tc", "tv", "Esc"])
     page.keyboard.press("Escape")
     expect(page.locator("#keys")).to_be_hidden()
+    shown = set()
     for key, path in keys:
         page.keyboard.press("g")
         page.keyboard.press(key)
         page.wait_for_url(f"{site.url}{path}", wait_until="domcontentloaded")  # its scripts have run: it hears keys
         page.locator("[data-live], main h1").first.wait_for()
+        assert urlsplit(page.locator(".tabs [aria-current=page]").get_attribute("href")).path == path
+        shown.add(page.locator(".rail [aria-current=true]").inner_text().split()[0])
+    assert shown == {"Now", "Why", "Improve", "Change", "Fleet", "Settings"}
 
 
 def test_a_copied_link_brings_back_what_was_seen(site, full):

@@ -48,7 +48,9 @@ def test_a_user_signs_in_at_the_identity_provider(site, provider, complaints):
     page.get_by_label("Password").fill(PASSWORD)
     page.get_by_role("button", name="Sign In").click()
     page.wait_for_url("**/fleet/")
+    page.locator(".account > summary").click()
     expect(page.get_by_text("Signed in as ada", exact=True)).to_be_visible()
+    page.get_by_role("link", name="Settings").click()
     page.get_by_role("link", name="Users").click()
     expect(page.get_by_text("admin of all projects, by group")).to_be_visible()
 

@@ -19,7 +19,7 @@ from controlplane.web.forms.base import Form
 from telemetry.lab.shared_cache import TIERS, tier_parameters, tiers_of
 from telemetry.services.lab.sizing import create_sweep, newest_sweep, open_sweep, sizing_of
 from telemetry.web.lab_figures import sweep_figure
-from telemetry.web.ranges import PRESETS, page_state
+from telemetry.web.ranges import page_state
 from telemetry.web.views.what_ifs import WINDOWS
 
 DEFAULT_RANGE = "24h"
@@ -43,10 +43,10 @@ class TierForm(Form):
 @require_GET
 def capacity_page(request: HttpRequest) -> HttpResponse:
     """What other sizes would bring, and whether a shared cache would pay."""
-    state = page_state(request, default=DEFAULT_RANGE)
-    pool = state.subject.pool or next(iter(state.pools), None)
+    state = page_state(request, default=DEFAULT_RANGE, needs_pool=True)
+    pool = state.subject.pool
     form = TierForm({name: request.GET[name] for name in tier_parameters() if name in request.GET})
-    context: dict[str, Any] = {"page_state": state, "presets": PRESETS, "pool": pool, "form": form, "windows": WINDOWS}
+    context: dict[str, Any] = {"page_state": state, "pool": pool, "form": form, "windows": WINDOWS}
     if pool is not None:
         tiers = tiers_of(form.cleaned_data) if form.is_valid() else list(TIERS)
         context |= {"sizing": sizing_of(pool, state.range.window, tiers), "open_sweep": open_sweep(pool)}

@@ -23,7 +23,7 @@ from telemetry.models import DecisionCursor
 from telemetry.services.lab.breakdowns import breakdown_of, breakdowns_by_group, curve_of, worth_of
 from telemetry.services.lab.decisions import LINT_WINDOW, MIN_PROMPTS, collection_status, hottest_prefixes, lint_prompts
 from telemetry.web.breakdown_figures import breakdown_figure, curve_figure, curve_summary, steps_of
-from telemetry.web.ranges import PRESETS, PageState, page_state
+from telemetry.web.ranges import PageState, page_state
 
 ADVICE_PAGES = {
     "task-groups": ("controlplane:task-groups", "Task groups"),
@@ -46,9 +46,9 @@ LISTED_LEVELS = 2  # of the tree in the table, unless all are requested
 @require_GET
 def breakdown(request: HttpRequest) -> HttpResponse:
     """The hit-rate breakdown of a pool or task group. A fixed number of queries."""
-    state = page_state(request)
-    pool = _pool(state)
-    context: dict[str, Any] = {"page_state": state, "presets": PRESETS, "pool": pool}
+    state = page_state(request, needs_pool=True)
+    pool = state.subject.pool
+    context: dict[str, Any] = {"page_state": state, "pool": pool}
     if pool is not None:
         context |= _breakdown(state, pool)
     return render(request, "telemetry/breakdown.html", context)
@@ -58,8 +58,8 @@ def breakdown(request: HttpRequest) -> HttpResponse:
 @gzip_page  # the response contains no secret
 def figure(request: HttpRequest, slug: str) -> HttpResponse:
     """The figure that breakdown.js draws: ``steps`` or ``curve``."""
-    state = page_state(request)
-    pool = _pool(state)
+    state = page_state(request, needs_pool=True)
+    pool = state.subject.pool
     if pool is not None and slug == "steps":
         breakdown = breakdown_of(pool, state.range.window, state.subject.group)
         if breakdown is not None:
@@ -69,11 +69,6 @@ def figure(request: HttpRequest, slug: str) -> HttpResponse:
         if curve is not None and curve.points:
             return JsonResponse(curve_figure(curve))
     raise Http404("There is no data for this chart.")
-
-
-def _pool(state: PageState) -> Pool | None:
-    """The requested pool, or the first one."""
-    return state.subject.pool or next(iter(state.pools), None)
 
 
 def _breakdown(state: PageState, pool: Pool) -> dict[str, Any]:
@@ -150,7 +145,6 @@ def prefixes(request: HttpRequest) -> HttpResponse:
     pool = state.subject.pool or (state.pools[0] if len(state.pools) == 1 else None)
     context = {
         "page_state": state,
-        "presets": PRESETS,
         "kv_bytes": pool and pool.kv_bytes_per_token,
         "tree": tree,
         "cells": cells,

@@ -69,9 +69,7 @@ def overview(request: HttpRequest) -> HttpResponse:
         query = request.GET.copy()
         query.pop("pool", None)
         return redirect(f"{reverse('telemetry:pool', args=[state.subject.pool.name])}?{query.urlencode()}")
-    return render_live(
-        request, "telemetry/overview.html", _fleet(request, state) | frame(request, state), partial=False
-    )
+    return render_live(request, "telemetry/overview.html", _fleet(request, state) | frame(state), partial=False)
 
 
 @live_part
@@ -89,7 +87,7 @@ def pool_detail(request: HttpRequest, pool_name: str) -> HttpResponse:
     """A pool's page."""
     state, pool = _pool_state(request, pool_name)
     reconciled = reconcile([pool], last_day_of(state.range.table))
-    context = {**_pool(request, state, pool), **frame(request, state), "reconciled": reconciled}
+    context = {**_pool(request, state, pool), **frame(state), "reconciled": reconciled}
     return render_live(request, "telemetry/pool.html", context, partial=False)
 
 
@@ -120,7 +118,7 @@ def group_detail(request: HttpRequest, pool_name: str, group_name: str) -> HttpR
     state, pool, group = _group_state(request, pool_name, group_name)
     prompts = lint_prompts([pool.name], timezone.now(), group=state.subject.group)
     lint = {"prompts": next(iter(prompts), None), "min_prompts": MIN_PROMPTS}
-    context = {**_group(state, pool, group), **frame(request, state), **lint}
+    context = {**_group(state, pool, group), **frame(state), **lint}
     return render_live(request, "telemetry/group.html", context, partial=False)
 
 
@@ -170,7 +168,7 @@ def replica_detail(request: HttpRequest, replica_name: str) -> HttpResponse:
         query = urlencode({name: f"{at:%Y-%m-%dT%H:%M:%S}" for name, at in times.items()})
         return redirect(f"{reverse('telemetry:replica', args=[replica_name])}?{query}")
     reconciled = reconcile([replica.pool], last_day_of(state.range.table), only=replica)
-    context = {**_replica(state, replica, removal), **frame(request, state), "reconciled": reconciled}
+    context = {**_replica(state, replica, removal), **frame(state), "reconciled": reconciled}
     return render_live(request, "telemetry/replica.html", context, partial=False)
 
 

@@ -15,7 +15,7 @@ from telemetry.services.lab import decisions
 from telemetry.services.lab.decisions import DecisionQuery, Order
 from telemetry.storage.dimension_sums import response_cache_sums, total
 from telemetry.web.decisions import MATCHES, candidates_of, comparison_text, parse_place, place_of, reason_text
-from telemetry.web.ranges import PRESETS, PageState, page_state
+from telemetry.web.ranges import PageState, page_state
 
 T = TypeVar("T")
 PAGE = 50
@@ -38,7 +38,6 @@ def request_list(request: HttpRequest) -> HttpResponse:
     context = {
         "page_state": state,
         "cached_requests": total(cached, "cache_hits"),
-        "presets": PRESETS,
         "rows": result.rows,
         "since": result.since,
         "older_cursor": place_of(result.rows[-1]) if result.more else None,

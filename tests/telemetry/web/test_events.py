@@ -104,7 +104,7 @@ def test_an_event_links_to_the_objects_that_it_names(visitor, busy):
 def test_topics_are_links_that_keep_the_other_filters(visitor, busy):
     text = visitor.get("/events/?pool=chat").text
 
-    fleet = next(link for link in text.split('class="segments"')[1].split("<a ") if ">Fleet</a>" in link)
+    fleet = next(link for link in text.split('aria-label="Topics"')[1].split("<a ") if ">Fleet</a>" in link)
     assert "pool=chat" in fleet
     assert "kind=replica_down" in fleet
     href = fleet.split('"')[1].replace("&amp;", "&")

@@ -49,10 +49,18 @@ def test_a_pool_that_is_asked_for_by_name_leads_to_its_page_with_the_range(visit
     assert (answer.status_code, answer["Location"]) == (302, "/pools/chat/?range=1h")
 
 
-def test_a_link_between_pages_carries_the_range(visitor, fleet):
-    assert 'href="/replicas/gpu-1/?range=1h"' in visitor.get("/pools/chat/?range=1h").text
+def test_a_link_between_pages_carries_the_pool_and_the_range(visitor, fleet):
+    assert 'href="/replicas/gpu-1/?pool=chat&amp;range=1h"' in visitor.get("/pools/chat/?range=1h").text
     assert 'href="/pools/chat/groups/coding/?range=1h"' in visitor.get("/?range=1h").text
     assert 'href="/pools/chat/?range=1h"' in visitor.get("/replicas/gpu-1/?range=1h").text
+    for page in (
+        "/breakdown/?pool=chat&range=1h&group=coding",
+        "/pools/chat/groups/coding/?range=1h",
+        "/policies/?range=1h&pool=chat",
+    ):
+        text = visitor.get(page).text
+        for other in ("/", "/alerts/", "/breakdown/", "/policies/", "/fleet/"):  # in the rail, the tabs and the help
+            assert f'href="{other}?pool=chat&amp;range=1h"' in text, (page, other)
 
 
 def test_a_task_group_that_no_one_defined_has_a_page_whatever_it_is_called(visitor, fleet):
@@ -95,7 +103,7 @@ def test_a_group_shows_its_objective_its_prefix_and_where_its_requests_go(visito
 
     assert "objective 70.0 %" in text
     assert "00ff00ff00ff00ff" in text
-    assert re.search(r'href="/replicas/gpu-1/">gpu-1</a>.*?100\.0 %', text, re.DOTALL)
+    assert re.search(r'href="/replicas/gpu-1/\?pool=chat">gpu-1</a>.*?100\.0 %', text, re.DOTALL)
 
 
 def test_a_group_lists_its_alert_rules_and_one_is_added_for_it(visitor, fleet):
