@@ -14,7 +14,7 @@ from telemetry.scraping import collect, cycle, fetch, metrics_servers
 from telemetry.scraping.cycle import Shard
 from telemetry.services import retention
 from telemetry.services.alerts import explanations
-from telemetry.services.lab import prediction_records, replays, what_if_runs
+from telemetry.services.lab import prediction_records, replays, value, what_if_runs
 from telemetry.services.notifications import heartbeats, outbox
 from telemetry.storage import partitions, rollup
 
@@ -108,15 +108,18 @@ def send_heartbeat() -> None:
 
 @shared_task(acks_late=True, ignore_result=True)
 def maintain_partitions() -> None:
-    """Create the partitions of the days ahead, and drop or delete what is beyond its retention."""
+    """Create the partitions of the days ahead, drop or delete what is beyond its retention, and summarize the week."""
     partitions.maintain(
         timezone.now(),
         retention_days=settings.READINGS_RETENTION_DAYS,
         decisions_h=settings.DECISIONS_RETENTION_H,
         rollup_days=settings.ROLLUP_RETENTION_DAYS,
     )
-    with isolated_items(PeriodicTask.HOUSEKEEPING) as item, item("alerts, messages and predictions"):
-        retention.delete_expired(timezone.now())
+    with isolated_items(PeriodicTask.HOUSEKEEPING) as item:
+        with item("alerts, messages and predictions"):
+            retention.delete_expired(timezone.now())
+        with item("weekly summary"):
+            value.notify_weekly_summary(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)

@@ -17,10 +17,11 @@ from telemetry.channels.base import Field
 from telemetry.lint.differences import Kind as PromptKind
 from telemetry.matchers import LABELS, OPS
 from telemetry.metrics.windows import POINTS, Window, choose_step
-from telemetry.models import Channel, DeliveryAttempt, Notification
+from telemetry.models import Channel, DeliveryAttempt, Notification, Topic
 from telemetry.services.notifications.channels import public_config
 
 MATCHERS = "conditions that an alert's labels must all meet, such as severity=critical,warning or pool!=lab-*"
+TOPICS = f"what the channel gets besides alerts: {', '.join(Topic.values)}"
 _MATCHER_SCHEMA = {
     "type": "object",
     "description": "The condition as an object; the value is compared literally or as the pattern.",
@@ -81,6 +82,7 @@ class ChannelSerializer(VersionedSerializer[Channel]):
 
     config = serializers.SerializerMethodField()
     matchers = serializers.ListField(child=serializers.CharField(), read_only=True)
+    topics = serializers.ListField(child=serializers.CharField(), read_only=True)
     owner = serializers.CharField(source="owner.username", read_only=True, allow_null=True, default=None)
 
     class Meta:
@@ -91,6 +93,7 @@ class ChannelSerializer(VersionedSerializer[Channel]):
             "kind",
             "config",
             "matchers",
+            "topics",
             "owner",
             "enabled",
             "disabled_reason",
@@ -129,6 +132,7 @@ class ChannelChange(serializers.Serializer[Any]):
     name = serializers.CharField(max_length=100, required=False)
     config = serializers.DictField(required=False, write_only=True)
     matchers = serializers.ListField(child=MatcherField(), required=False, help_text=f"{MATCHERS}; none: every alert")
+    topics = serializers.ListField(child=serializers.CharField(), required=False, help_text=TOPICS)
     enabled = serializers.BooleanField(required=False)
 
 
@@ -139,6 +143,7 @@ class ChannelInput(serializers.Serializer[Any]):
     kind = serializers.ChoiceField(choices=[(kind.name, kind.label) for kind in KINDS.values()], required=False)
     config = serializers.DictField(write_only=True)
     matchers = serializers.ListField(child=MatcherField(), required=False, help_text=f"{MATCHERS}; none: every alert")
+    topics = serializers.ListField(child=serializers.CharField(), required=False, help_text=TOPICS)
     enabled = serializers.BooleanField(required=False)
 
 

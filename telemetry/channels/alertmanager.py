@@ -97,6 +97,7 @@ ALERTMANAGER = ChannelKind(
     _send,
     lambda config: origin(config["url"]),
     lambda config: address_of(config["url"]),
+    alerts_only=True,
     check=_check,
     resend=_resend,
 )

@@ -158,12 +158,12 @@ class Message:
 
     @property
     def state(self) -> str:
-        """``firing``, ``repeated``, ``acknowledged``, ``resolved``, ``test`` or ``notice``."""
+        """``firing``, ``repeated``, ``acknowledged``, ``resolved``, ``test``, ``summary`` or ``notice``."""
         return str(self.data.get("state", "notice"))
 
     @property
     def alerts(self) -> Sequence[Mapping[str, Any]]:
-        """The alerts in the message; none in a test or a notice."""
+        """The alerts in the message; none in a test, a summary or a notice."""
         alerts = self.data.get("alerts")
         if alerts is not None:
             return [dict(alert) for alert in alerts]
@@ -181,6 +181,7 @@ class ChannelKind:
     send: Callable[[Config, Message], Receipt]  # delivers once; DeliveryError
     target: Callable[[Config], str]  # where a config sends to, without secrets
     destination: Callable[[Config], str]  # canonical address that its secrets may be sent to
+    alerts_only: bool = False  # its receiver treats every message as an incident
     check: Callable[[Config], None] = field(default=lambda _: None)  # of fields in combination; ConfigError
     # Sends firing alerts again, to receivers that forget alerts which are not repeated. None: not needed
     resend: Callable[[Config, Sequence[Mapping[str, Any]], datetime], None] | None = None

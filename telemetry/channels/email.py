@@ -123,7 +123,7 @@ def mail_of(message: Message, *, sender: str, recipients: Sequence[str], site: s
         "several": len(message.alerts) > 1,
         "alerts": [
             {"summary": one_line(alert.get("summary")), "lines": lines(alert), "links": links(alert, site)}
-            for alert in message.alerts
+            for alert in message.alerts or [message.data]
         ],
         "links": links(message.data, site),
     }

@@ -51,6 +51,7 @@ def _lines(alert: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for number, cause in enumerate(list(alert.get("causes") or [])[:MAX_CAUSES], 1):
         yield f"Cause {number}" if number > 1 else "Cause", cause_line(cause)
     yield "Replaces the cause", alert.get("replaced_cause")
+    yield from alert.get("facts") or ()  # of a message that is no alert
     yield "Started", time_text(detail.get("onset"))
     yield "Firing since", time_text(alert.get("fired_at") or alert.get("started_at"))
     yield "Resolved", time_text(alert.get("resolved_at"))

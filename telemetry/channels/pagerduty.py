@@ -110,4 +110,5 @@ PAGERDUTY = ChannelKind(
     _send,
     lambda config: origin(config["endpoint"]),
     lambda config: address_of(config["endpoint"]),
+    alerts_only=True,
 )

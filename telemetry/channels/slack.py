@@ -33,8 +33,8 @@ def blocks_of(message: Message, site: str) -> dict[str, Any]:
     """The body of the request; notifications and old clients show ``text``."""
     head = title(message.data)
     blocks: list[Block] = [{"type": "header", "text": _plain(head)}]
-    if len(message.alerts) == 1:
-        blocks += _alert_blocks(message.alerts[0])
+    if len(message.alerts) < 2:
+        blocks += _alert_blocks(message.alerts[0] if message.alerts else message.data)
     else:
         blocks += [_section(_alert_line(alert, site)) for alert in message.alerts]
     if pages := links(message.data, site):

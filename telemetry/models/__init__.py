@@ -22,6 +22,7 @@ from telemetry.models.notification import (
     NotificationState,
     OutboxState,
     ShortLink,
+    Topic,
 )
 from telemetry.models.reading import BucketLayout, Reading, RollupRepair, RollupState, RouterReading
 from telemetry.models.scrape import STARTING_S, Health, MetricsServer, ReadPool, ScrapeShard, ScrapeState
@@ -65,6 +66,7 @@ __all__ = [
     "ShortLink",
     "Silence",
     "SuppressionReason",
+    "Topic",
     "WhatIf",
     "WhatIfState",
 ]

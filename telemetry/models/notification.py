@@ -15,6 +15,12 @@ from controlplane.models import VersionedModel
 from telemetry.models.alert import Alert
 
 
+class Topic(TextChoices):
+    """What a channel may ask for besides alerts."""
+
+    WEEKLY_SUMMARY = "weekly_summary", "Weekly summary"
+
+
 class Channel(VersionedModel):
     """A destination of alerts. Its config (URL, secrets) is encrypted at rest and never in a response.
 
@@ -25,6 +31,8 @@ class Channel(VersionedModel):
     kind = models.CharField(max_length=32)  # a name in telemetry.channels
     encrypted = models.BinaryField(editable=False)  # decrypted by services/notifications/channels.py
     matchers = models.JSONField(default=list, db_default=[])  # telemetry.matchers; []: every alert
+    # What it gets besides alerts: values of Topic.
+    topics = ArrayField(models.CharField(max_length=20), default=list, db_default=models.Value([]))
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")  # who created it
     enabled = models.BooleanField(default=True)
     # Whether it is to get the alerts that fire already: it was added or enabled, or matches others now.
@@ -41,6 +49,10 @@ class Channel(VersionedModel):
     def __str__(self) -> str:
         return self.name
 
+    def get_topics(self) -> list[str]:
+        """The names of its topics; one that a newer release had is shown as it is stored."""
+        return [dict(Topic.choices).get(topic, topic) for topic in self.topics]
+
 
 class NotificationKind(TextChoices):
     """Reason of a notification."""
@@ -50,6 +62,7 @@ class NotificationKind(TextChoices):
     ACKNOWLEDGED = "acknowledged", "Acknowledged"
     RESOLVED = "resolved", "Resolved"
     TEST = "test", "Test"
+    SUMMARY = "summary", "Summary"
     NOTICE = "notice", "Notice"  # about Warmpath itself, such as a disabled channel
 
 

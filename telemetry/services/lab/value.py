@@ -22,8 +22,9 @@ from telemetry.lab.breakdown import MIN_REQUESTS, bin_start
 from telemetry.lab.costs import PrefillRate, Price, prefill_of
 from telemetry.metrics.rates import ratio, sum_known
 from telemetry.metrics.windows import Window
-from telemetry.models import BreakdownBin
+from telemetry.models import BreakdownBin, Channel, NotificationKind, Topic
 from telemetry.services.lab.costs import ALL_TRAFFIC, prefill_rate_of
+from telemetry.services.notifications.channels import notify_topic
 from telemetry.storage.dimension_sums import coverage, route_sums
 
 By = Literal["week", "day"]
@@ -420,3 +421,53 @@ def changes_of(pools: Sequence[Pool], rollouts: QuerySet[Rollout], report: Value
         return rates.get(f"{rollout.revision.policy.name} r{number}")
 
     return [Change(row, row.previous, rate(row, row.previous), rate(row, row.revision.number)) for row in rows]
+
+
+# --- weekly summary ---------------------------------------------------------------------------------------
+
+SUMMARY_AFTER = timedelta(hours=6)  # of Monday, UTC: the week is rolled up, and few people sleep everywhere
+
+
+def notify_weekly_summary(now: datetime) -> bool:
+    """Queue the summary of the last whole week for the channels that ask for it and have not got it; whether it is due.
+
+    After an outage it is late and names its week.
+    """
+    step = STEPS["week"][0]
+    start = _floor(now - SUMMARY_AFTER, "week") - step
+    subscribed = Channel.objects.filter(enabled=True, topics__contains=[Topic.WEEKLY_SUMMARY]).exists()
+    pools = list(Pool.objects.filter(created_at__lt=start + step).order_by("name")) if subscribed else []
+    if not pools:
+        return False
+    key = f"week {start:%F}"
+    notify_topic(Topic.WEEKLY_SUMMARY, NotificationKind.SUMMARY, "summary.weekly", _summary(pools, start), now, key=key)
+    return True
+
+
+def _summary(pools: Sequence[Pool], start: datetime) -> dict[str, Any]:
+    """The data of the message."""
+    step = STEPS["week"][0]
+    report = value_of(pools, start + step - timedelta(microseconds=1), by="week", steps=2)
+    weeks = {period.start: period for period in report.periods}
+    period, before = weeks.get(start), weeks.get(start - step)
+    sentence = f"In the week of {start:%a %d %b %Y}, no traffic was measured."
+    facts: list[tuple[str, str]] = []
+    if period is not None:
+        sentence = _sentence(period, "week", report.currency)
+        facts += [(f"Pool {name}", _short(value, report.prices[name])) for name, value in period.pools.items()]
+        facts += [("The week before", _short(before.value, None, report.currency))] if before else []
+        facts += [("Basis", note) for note in list(_notes(report, period))[:1]]
+    return {
+        "state": "summary",
+        "summary": sentence,
+        "week": start.isoformat(),
+        "facts": facts,
+        "path": f"/value/?by=week&at={start:%F}",
+    }
+
+
+def _short(value: Value, price: Price | None, currency: str = "") -> str:
+    if value.saved.tokens is None:
+        return "unknown"
+    text = f"{amount_text(value.saved, price.currency if price else currency)} saved"
+    return f"{text}, {100 * (value.saved_ratio or 0.0):.0f} % of prefill"

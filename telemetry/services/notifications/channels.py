@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
+from uuid import UUID, uuid5
 
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
@@ -23,7 +24,9 @@ from telemetry.channels import KINDS
 from telemetry.channels.base import ChannelKind, ConfigError, Message, Receipt
 from telemetry.channels.enqueue import DELIVER, lock_channels
 from telemetry.matchers import MatcherInput, read_matchers
-from telemetry.models import Channel, Notification, NotificationKind, NotificationState
+from telemetry.models import Channel, Notification, NotificationKind, NotificationState, Topic
+
+_KEYS = UUID("7f6a2c1e-5d1b-4b0e-9c55-2f0c8a4f6d3b")  # namespace of the ids of messages that are sent once
 
 
 def channels() -> QuerySet[Channel]:
@@ -46,6 +49,7 @@ def create_channel(
     kind: str = "webhook",
     config: Mapping[str, Any],
     matchers: Sequence[MatcherInput] = (),
+    topics: Sequence[str] = (),
     enabled: bool = True,
     by: User | None = None,
 ) -> Channel:
@@ -54,6 +58,7 @@ def create_channel(
         raise InvalidError("$.kind", f"expected one of {', '.join(KINDS)}")
     channel = Channel(name=_checked_name(name), kind=kind, enabled=enabled, owner=by)
     channel.encrypted, channel.matchers = _encrypt_config(_complete(KINDS[kind], config)), _checked_matchers(matchers)
+    channel.topics = _checked_topics(KINDS[kind], topics)
     channel = _save(channel)
     summary = f"Channel {channel.name} was created."
     record_event(EventKind.CHANNEL_CREATED, summary, by=by, detail={"after": _event_detail(channel)})
@@ -67,6 +72,7 @@ def update_channel(
     name: str | None = None,
     config: Mapping[str, Any] | None = None,
     matchers: Sequence[MatcherInput] | None = None,
+    topics: Sequence[str] | None = None,
     enabled: bool | None = None,
     by: User | None = None,
 ) -> Channel:
@@ -83,6 +89,8 @@ def update_channel(
         _restart_schedule(channel)  # the change may have repaired it
     if matchers is not None:
         channel.matchers, channel.catches_up = _checked_matchers(matchers), True
+    if topics is not None:
+        channel.topics = _checked_topics(KINDS[channel.kind], topics)
     if enabled is not None:
         _set_enabled(channel, enabled=enabled)
     channel = _save(channel)
@@ -131,7 +139,7 @@ def delete_channel(channel: Channel, *, by: User | None = None) -> None:
 
 def _event_detail(channel: Channel) -> dict[str, Any]:
     """The values that an event records of a channel; its config is left out."""
-    return {"name": channel.name, "kind": channel.kind, "enabled": channel.enabled, "matchers": channel.matchers}
+    return {name: getattr(channel, name) for name in ("name", "kind", "enabled", "matchers", "topics")}
 
 
 @transaction.atomic
@@ -152,6 +160,26 @@ def _extra_recipients(channel: Channel, other: Channel) -> dict[str, Any]:
     """``also_to`` with the owner's address, for a notice by e-mail; else {}."""
     owner = channel.owner
     return {"also_to": [owner.email]} if owner is not None and owner.email and other.kind == "email" else {}
+
+
+@transaction.atomic
+def notify_topic(
+    topic: Topic, kind: NotificationKind, message_type: str, data: dict[str, Any], now: datetime, *, key: str
+) -> None:
+    """Put a message into the outbox for each enabled channel that asks for a topic, once for each ``key``. Three
+    queries.
+    """
+    chosen = Channel.objects.filter(enabled=True, topics__contains=[topic]).values_list("pk", flat=True)
+    payload = {"type": message_type, "timestamp": now.isoformat(timespec="milliseconds"), "data": data}
+    rows = [
+        Notification(
+            pk=uuid5(_KEYS, f"{pk} {key}"), channel_id=pk, kind=kind, payload=payload, next_at=now, created_at=now
+        )
+        for pk in lock_channels(list(chosen))
+    ]
+    Notification.objects.bulk_create(rows, ignore_conflicts=True)
+    if rows:
+        wake(DELIVER)
 
 
 @transaction.atomic
@@ -230,6 +258,14 @@ def _merged_config(channel: Channel, changes: Mapping[str, Any]) -> dict[str, An
 
 def _checked_matchers(matchers: Sequence[MatcherInput]) -> list[str]:
     return [str(matcher) for matcher in read_matchers(matchers, may_match_all=True)]
+
+
+def _checked_topics(kind: ChannelKind, topics: Sequence[str]) -> list[str]:
+    if unknown := sorted(set(topics) - set(Topic.values)):
+        raise InvalidError("$.topics", f"{unknown[0]!r} is no topic; expected some of {', '.join(Topic.values)}")
+    if topics and kind.alerts_only:
+        raise InvalidError("$.topics", f"expected none: {kind.label} would treat any other message as an incident")
+    return sorted(set(topics))
 
 
 def _checked_name(name: str) -> str:

@@ -87,7 +87,12 @@ def channel_new(request: HttpRequest) -> HttpResponse:
         with form.service_errors():
             name, matchers = form.cleaned_data["name"], form.cleaned_data["matchers"]
             channel = create_channel(
-                name, kind=kind.name, config=form.config(), matchers=matchers, by=current_user(request)
+                name,
+                kind=kind.name,
+                config=form.config(),
+                matchers=matchers,
+                topics=form.topics(),
+                by=current_user(request),
             )
             secret = None if form.config().get("secret") else reveal_secret(channel)
             test = test_send(channel) if "test" in request.POST else None
@@ -108,7 +113,7 @@ def channel_edit(request: HttpRequest, channel_id: int) -> HttpResponse:
     except DecryptionError:
         messages.error(request, f"Channel {channel.name}: {UNREADABLE}.")
         return redirect(CHANNELS)
-    initial = {"name": channel.name, "matchers": "\n".join(channel.matchers)}
+    initial = {"name": channel.name, "matchers": "\n".join(channel.matchers)} | dict.fromkeys(channel.topics, True)
     form = ChannelForm(kind, request.POST or None, stored=stored, initial=initial).editing(channel)
     if form.is_valid():
         selected = request.POST.getlist("remove")
@@ -119,6 +124,7 @@ def channel_edit(request: HttpRequest, channel_id: int) -> HttpResponse:
                 name=form.cleaned_data["name"],
                 config=form.config() | removed,
                 matchers=form.cleaned_data["matchers"],
+                topics=form.topics(),
                 by=current_user(request),
             )
             if any(field.make and field.name in removed for field in kind.fields):

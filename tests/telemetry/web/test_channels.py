@@ -90,3 +90,15 @@ def test_without_a_channel_the_page_says_the_next_step(visitor):
 
     assert re.search(r"on the alerts page only.*Add channel", text, re.DOTALL)
     assert "No notifications yet" in text
+
+
+def test_a_channel_asks_for_the_weekly_summary(visitor, channel):
+    page = visitor.get(f"/channels/{channel.pk}/").text
+    assert "Weekly summary" in page
+    form = {"name": "on-call", "weekly_summary": "on"}
+    assert visitor.post(f"/channels/{channel.pk}/", form).status_code == 302
+    channel.refresh_from_db()
+    assert channel.topics == ["weekly_summary"]
+    assert "Weekly summary" in visitor.get("/channels/").text
+    assert re.search(r'name="weekly_summary"[^>]* checked', visitor.get(f"/channels/{channel.pk}/").text)
+    assert "Weekly summary" not in visitor.get("/channels/new/?kind=pagerduty").text

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
 import pytest
 
+from controlplane.errors import InvalidError
 from controlplane.models import Pool, Rollout
 from controlplane.services.fleet.pools import create_pool, update_pool
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
-from telemetry.services.lab.value import changes_of, value_of
+from telemetry.channels.base import Message
+from telemetry.channels.email import mail_of
+from telemetry.channels.slack import blocks_of
+from telemetry.models import Channel, Notification
+from telemetry.services.lab.value import changes_of, notify_weekly_summary, value_of
+from telemetry.services.notifications.channels import create_channel, update_channel
 from telemetry.storage.partitions import ensure_days
 from tests.telemetry.breakdown_bins import breakdown_bin
+from tests.telemetry.channels.messages import config
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import route_reading, router_scraped
 from tests.telemetry.services.lab.test_sizing import COSTS, learnt
@@ -142,3 +150,70 @@ def test_a_change_has_the_hit_rate_of_its_revision_and_of_the_one_before(priced)
     (change,) = changes_of([priced], Rollout.objects.all(), value_of([priced], T0, by="day"))
     assert (change.previous, change.before, change.after) == (1, pytest.approx(0.5), pytest.approx(0.2))
     assert change.difference == pytest.approx(-0.3)
+
+
+WEEK = timedelta(weeks=1)
+
+
+@pytest.fixture
+def subscribed(priced) -> Channel:
+    """A channel that asks for the summary, and one that does not; the pool is old."""
+    Pool.objects.update(created_at=T0 - 2 * WEEK)
+    create_channel("others", config={"url": "https://example.org/1"})
+    return create_channel("managers", config={"url": "https://example.org/2"}, topics=["weekly_summary"])
+
+
+def test_the_summary_of_a_week_is_queued_once_for_the_channels_that_ask_for_it(subscribed):
+    after = MONDAY + WEEK + timedelta(hours=6)
+    for now in (after, after + timedelta(hours=1), after + timedelta(days=6)):
+        notify_weekly_summary(now)
+    (sent,) = Notification.objects.all()
+    assert (sent.channel.name, sent.kind, sent.payload["type"]) == ("managers", "summary", "summary.weekly")
+    data = sent.payload["data"]
+    assert data["summary"].startswith(
+        "In the week of Mon 03 Mar 2031, prefix caches saved 0.111 GPU-hours (0.40 USD), 50 %"
+    )
+    assert ["Pool chat", "0.111 GPU-hours (0.40 USD) saved, 50 % of prefill"] in data["facts"]
+    assert data["path"] == "/value/?by=week&at=2031-03-03"
+
+
+def test_the_summary_waits_for_monday_morning_and_is_late_after_an_outage(subscribed):
+    notify_weekly_summary(MONDAY + WEEK + timedelta(hours=5, minutes=59))  # that of the week before, without traffic
+    assert [one.payload["data"]["week"] for one in Notification.objects.all()] == [(MONDAY - WEEK).isoformat()]
+    assert "no traffic was measured" in Notification.objects.get().payload["data"]["summary"]
+    notify_weekly_summary(MONDAY + WEEK + timedelta(days=4))
+    assert Notification.objects.filter(payload__data__week=MONDAY.isoformat()).count() == 1
+
+
+def test_a_disabled_channel_gets_the_summary_when_it_is_enabled_again(subscribed):
+    update_channel(subscribed, enabled=False)
+    notify_weekly_summary(MONDAY + WEEK + DAY)
+    assert not Notification.objects.exists()
+    subscribed.refresh_from_db()
+    update_channel(subscribed, enabled=True)
+    notify_weekly_summary(MONDAY + WEEK + 2 * DAY)
+    assert Notification.objects.count() == 1
+
+
+@pytest.mark.parametrize("topics", [["weekly_sumary"], ["alerts"]])
+def test_an_unknown_topic_is_refused_by_name(db, topics):
+    with pytest.raises(InvalidError, match=topics[0]):
+        create_channel("c", config={"url": "https://example.org/2"}, topics=topics)
+
+
+@pytest.mark.parametrize("kind", ["pagerduty", "alertmanager"])
+def test_a_receiver_that_opens_incidents_gets_alerts_only(db, kind):
+    with pytest.raises(InvalidError, match="would treat any other message as an incident"):
+        create_channel("c", kind=kind, config=config(kind, "example.org", 443), topics=["weekly_summary"])
+
+
+def test_mail_and_chat_show_the_facts_of_a_summary(subscribed):
+    notify_weekly_summary(MONDAY + WEEK + DAY)
+    message = Message("msg_1", T0, Notification.objects.get().payload)
+    mail = mail_of(message, sender="w@x.org", recipients=["a@x.org"], site="https://w.example")
+    for part in mail.iter_parts():
+        assert "GPU-hours (0.40 USD) saved, 50 % of prefill" in part.get_content()
+        assert "/value/?by=week" in part.get_content()
+    blocks = json.dumps(blocks_of(message, "https://w.example"))
+    assert "*Pool chat*" in blocks
+    assert "https://w.example/value/?by=week&at=2031-03-03" in blocks
