@@ -226,6 +226,7 @@ class Rollout(VersionedModel):
     guard = models.JSONField(null=True, blank=True)  # rollout_plans.GuardLimits; None: no analysis
     readings = models.JSONField(default=list, db_default=EMPTY_LIST, blank=True)  # last analysis results
     readings_at = models.DateTimeField(null=True, blank=True)
+    past_readings = models.JSONField(default=list, db_default=EMPTY_LIST, blank=True)  # of all analyses, for charts
 
     started_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, null=True, blank=True, related_name="+")
     started_at = models.DateTimeField(auto_now_add=True)

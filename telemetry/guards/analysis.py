@@ -88,7 +88,7 @@ def analyze(limits: GuardLimits, measured: Measured) -> tuple[Verdict, list[dict
     """The verdict on a canary, and every figure with its own."""
     compared = _Comparison(limits, measured)
     figures = [compared.hit_rate(), compared.latency(), compared.error_ratio()]
-    return overall(figure.verdict for figure in figures), [asdict(figure) for figure in figures]
+    return overall(figure.verdict for figure in figures), [asdict(figure) | compared.counts for figure in figures]
 
 
 def overall(verdicts: Iterable[str]) -> Verdict:
@@ -121,6 +121,9 @@ class _Comparison:
         self._limits, self._measured = limits, measured
         self._has_past = min(len(side.before) for side in measured.sides) >= MIN_PAST
         self._by_prompts = not measured.has_common_prompts
+        canary, baseline = (side.now for side in measured.sides)
+        bins = min(int(np.count_nonzero(np.bincount(now.bins))) for now in (canary, baseline))
+        self.counts = {"canary_requests": len(canary), "baseline_requests": len(baseline), "bins": bins}
         self._missing = self._find_missing()
 
     def hit_rate(self) -> Figure:
@@ -224,10 +227,10 @@ class _Comparison:
 
     def _find_missing(self) -> str:
         """What every figure needs first, and gets with time; "" for nothing."""
-        for name, side in zip(("canary", "baseline"), self._measured.sides, strict=True):
-            if len(side.now) < self._limits.min_requests:
-                return f"The {name} has {len(side.now)} of at least {self._limits.min_requests} requests."
-        if min(np.count_nonzero(np.bincount(side.now.bins)) for side in self._measured.sides) < MIN_BINS:
+        for name in ("canary", "baseline"):
+            if (count := self.counts[f"{name}_requests"]) < self._limits.min_requests:
+                return f"The {name} has {count} of at least {self._limits.min_requests} requests."
+        if self.counts["bins"] < MIN_BINS:
             return f"Fewer than {MIN_BINS} time bins have requests on both sides."
         return ""
 

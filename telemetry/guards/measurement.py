@@ -52,20 +52,31 @@ def analyze_rollout(rollout: Rollout, now: datetime) -> None:
     """Analyze one rollout, which then acts on the verdict: WARMING during the warm-up, later one for each new bin."""
     limits = read_guard(rollout.guard or {})
     verdict, figures = Verdict.WARMING, list[dict[str, Any]]()
-    since = rollout.stage_converged_at and rollout.stage_converged_at + timedelta(seconds=limits.warm_up_s)
+    since, due_at = analyzed_since(rollout), next_analysis_at(rollout)
     until = now - timedelta(seconds=COLLECTED_S)
-    if since is not None and since < until:
-        if rollout.readings and not _has_new_bin(rollout, since, now):
+    if since is not None and due_at is not None and since < until:
+        if now < due_at:
             return
         verdict, figures = analyze(limits, measure(rollout, since=since, until=until))
     apply_verdict(rollout.pk, stage=rollout.stage, verdict=verdict, readings=figures)
 
 
-def _has_new_bin(rollout: Rollout, since: datetime, now: datetime) -> bool:
-    """Whether a bin has ended since the last analysis."""
-    step = timedelta(seconds=bin_length_s(read_stage(rollout.stages[rollout.stage]).observe_s))
+def analyzed_since(rollout: Rollout) -> datetime | None:
+    """The end of the current stage's warm-up; None while some router does not run the stage."""
+    since = rollout.stage_converged_at
+    return since and since + timedelta(seconds=read_guard(rollout.guard or {}).warm_up_s)
+
+
+def next_analysis_at(rollout: Rollout) -> datetime | None:
+    """When the bin that ends after the last analysis is collected; None as above."""
+    since = analyzed_since(rollout)
+    if since is None:
+        return None
     collected = since + timedelta(seconds=COLLECTED_S)
-    return rollout.readings_at is None or (now - collected) // step > (rollout.readings_at - collected) // step
+    if not rollout.readings or rollout.readings_at is None:
+        return collected
+    step = timedelta(seconds=bin_length_s(read_stage(rollout.stages[rollout.stage]).observe_s))
+    return collected + ((rollout.readings_at - collected) // step + 1) * step
 
 
 def _rollouts_to_analyze() -> list[Rollout]:

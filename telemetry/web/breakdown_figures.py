@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from telemetry.lab.breakdown import LOSS_TEXTS, LOSSES, TERMS, Breakdown, LossText, points, summary
@@ -178,8 +179,10 @@ class Sketch:
     rows: list[tuple[float, str]]  # (y, label)
     columns: list[tuple[float, str]]  # (x, label)
     summary: str
-    areas: list[str] = field(default_factory=list)  # intervals of the values
+    others: list[str] = field(default_factory=list)  # values that are compared with
+    areas: list[str] = field(default_factory=list)  # intervals of the values, or beyond the limit
     marks: list[float] = field(default_factory=list)  # vertical lines
+    lines: list[Line] = field(default_factory=list)  # of a chart with several names
     width: float = WIDTH
     height: float = HEIGHT
     left: float = LEFT
@@ -202,12 +205,101 @@ def draw(
         for episode in episodes
         if episode.fired_at
     ]
-    return Sketch(
+    return _on_axes(
+        scale,
+        end,
+        unit,
         values=_lines([(scale.x(point.at), scale.y(point.value)) for point in shown]),
         limits=_lines([(scale.x(point.at), scale.y(point.limit)) for point in shown]),
         bands=bands,
-        rows=[(scale.y(top * part) or 0.0, figure_text(top * part, unit)) for part in (0.0, 0.5, 1.0)],
-        columns=[(scale.x(at), _time(at, scale.length_s)) for at in _ticks(start, end)],
+        summary=summary,
+    )
+
+
+class Line(NamedTuple):
+    """A line of several, with its name and its look."""
+
+    label: str
+    colour: str
+    dashes: str  # of SVG
+    parts: list[str]
+
+
+DASHES = {"solid": "none", "dash": "6 4", "dot": "2 3", "dashdot": "6 3 2 3"}  # of ``figures.DASHES``
+
+
+def draw_lines(
+    lines: Sequence[tuple[str, Sequence[tuple[datetime, float | None]]]], unit: str, *, summary: str
+) -> Sketch | None:
+    """A line for each name; None without any value."""
+    known = [value for _, points in lines for _, value in points if value is not None]
+    if not known:
+        return None
+    times = [at for _, points in lines for at, _ in points]
+    start, end = min(times), max(*times, min(times) + timedelta(minutes=1))
+    top = 1.0 if unit == "ratio" else (max(known) or 1.0) * 1.1
+    scale = _Scale(start, (end - start).total_seconds(), top)
+    drawn = [
+        Line(
+            label,
+            figures.colour(number),
+            DASHES[figures.dash(number)],
+            _lines([(scale.x(at), scale.y(value)) for at, value in points]),
+        )
+        for number, (label, points) in enumerate(lines)
+    ]
+    return _on_axes(scale, end, unit, summary=summary, lines=drawn)
+
+
+def _on_axes(scale: _Scale, end: datetime, unit: str, **shapes: Any) -> Sketch:
+    """A chart with the labels of both axes."""
+    no_lines: dict[str, Any] = {"values": [], "limits": [], "bands": []}
+    return Sketch(
+        rows=[(scale.y(scale.top * part) or 0.0, figure_text(scale.top * part, unit)) for part in (0.0, 0.5, 1.0)],
+        columns=[(scale.x(at), _time(at, scale.length_s)) for at in _ticks(scale.start, end)],
+        **(no_lines | shapes),
+    )
+
+
+class Compared(NamedTuple):
+    """One analysis of a canary's figure; an unknown value is None."""
+
+    at: datetime
+    stage: int
+    canary: float | None
+    baseline: float | None
+    limit: float | None
+
+
+def draw_canary(points: Sequence[Compared], unit: str, *, lower_is_worse: bool, summary: str) -> Sketch | None:
+    """A figure of the canary and of the active revision by time, each step for itself; None without any value."""
+    known = [value for point in points for value in point[2:] if value is not None]
+    if not any(point.canary is not None or point.baseline is not None for point in points):
+        return None
+    steps = [list(group) for _, group in groupby(points, key=lambda point: point.stage)]
+    start, end = points[0].at, max(points[-1].at, points[0].at + timedelta(minutes=1))
+    top = (1.0 if unit == "ratio" and lower_is_worse else max(known) * 1.1) or (0.01 if unit == "ratio" else 1.0)
+    scale = _Scale(start, (end - start).total_seconds(), top)
+    edge = scale.y(0.0 if lower_is_worse else top)
+
+    def lines(name: str) -> list[str]:
+        drawn = ([(scale.x(point.at), scale.y(getattr(point, name))) for point in step] for step in steps)
+        return [line for step in drawn for line in _lines(step)]
+
+    def beyond(line: str) -> str:
+        first, *_, last = (pair.partition(",")[0] for pair in line.split())
+        return f"{line} {last},{edge:.1f} {first},{edge:.1f}"
+
+    limits = lines("limit")
+    return _on_axes(
+        scale,
+        end,
+        unit,
+        values=lines("canary"),
+        others=lines("baseline"),
+        limits=limits,
+        areas=[beyond(line) for line in limits],
+        marks=[scale.x(step[0].at) for step in steps[1:]],
         summary=summary,
     )
 

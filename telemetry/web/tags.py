@@ -8,10 +8,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django import template
+from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from controlplane.errors import InvalidError
+from controlplane.models import Rollout
 from controlplane.web.tags import NOTHING, badge, count, percent, seconds
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import revision_path
@@ -28,7 +30,7 @@ from telemetry.services.alerts.previews import Episode
 from telemetry.services.figures.engine import Reconciled
 from telemetry.services.figures.replicas import CELLS, HeatStrip
 from telemetry.services.lab.value import Amount, amount_text
-from telemetry.web import decisions
+from telemetry.web import decisions, rollout_figures
 from telemetry.web.charts import absence, figure_text
 from telemetry.web.what_if_figures import VERDICTS
 
@@ -66,6 +68,12 @@ _AGREEMENTS = {
 def figure(document: dict[str, Any] | None, name: str) -> Any:
     """A figure of a document that may be missing; None: unknown."""
     return (document or {}).get(name)
+
+
+@register.simple_tag
+def canary_analysis(rollout: Rollout) -> rollout_figures.CanaryAnalysis:
+    """Charts of a canary, and what the next verdict needs."""
+    return rollout_figures.canary_analysis(rollout, timezone.now())
 
 
 @register.simple_tag

@@ -163,6 +163,8 @@ class ReadingSerializer(serializers.Serializer[Any]):
     limit = serializers.FloatField(allow_null=True)
     verdict = serializers.CharField()
     detail = serializers.CharField()
+    canary_requests = serializers.IntegerField(allow_null=True, default=None)
+    baseline_requests = serializers.IntegerField(allow_null=True, default=None)
 
 
 class RolloutSerializer(VersionedSerializer[Rollout]):

@@ -194,7 +194,7 @@ class RolloutViewSet(ReadViewSet[Rollout]):
     """Rollouts. Publishing starts one; each transition is an action, 409 where the state does not allow it."""
 
     queryset = Rollout.objects.select_related("revision__policy__pool", "snapshot", "started_by", "approved_by").defer(
-        "snapshot__encrypted", "snapshot__document"
+        "past_readings", "snapshot__encrypted", "snapshot__document"
     )
     filterset_class = RolloutFilter
     pagination_class = newest_first("-started_at", "-id")

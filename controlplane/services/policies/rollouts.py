@@ -59,6 +59,8 @@ from controlplane.services.policies.rollout_transitions import (
 )
 from controlplane.services.snapshots import freeze_snapshot, newest_snapshot
 
+MAX_PAST_READINGS = 240  # analyses that a rollout keeps for its charts
+PAST_FIGURE = ("name", "unit", "baseline", "canary", "limit", "verdict")  # what is kept of a reading
 GUARD_TIMEOUT_S = 180.0  # a finished stage without an analysis result for so long goes on hold
 
 
@@ -202,7 +204,8 @@ def apply_verdict(rollout_id: int, *, stage: int, verdict: Verdict, readings: li
 
 def _apply_verdict(rollout: Rollout, verdict: Verdict, readings: list[dict[str, Any]]) -> None:
     rollout.readings, rollout.readings_at = readings, timezone.now()
-    rollout.save(update_fields=["readings", "readings_at"])
+    rollout.past_readings = _with_readings(rollout)
+    rollout.save(update_fields=["readings", "readings_at", "past_readings"])
     unjudged = _details(readings, NO_VERDICT)
     reason = _details(readings, verdict) or unjudged or f"Analysis result: {verdict}."
     if verdict is Verdict.FAILED:
@@ -220,6 +223,16 @@ def _apply_verdict(rollout: Rollout, verdict: Verdict, readings: list[dict[str, 
             change_state(rollout, AUTOMATIC["resume"], reason="The analysis is conclusive again.", evidence=readings)
     elif verdict is Verdict.INCONCLUSIVE and rollout.state == PROGRESSING and _is_observed(rollout):
         hold_rollout(rollout, HoldReason.ANALYSIS, reason, readings)
+
+
+def _with_readings(rollout: Rollout) -> list[dict[str, Any]]:
+    """The results of all analyses with the newest; every second one beyond ``MAX_PAST_READINGS``."""
+    past: list[dict[str, Any]] = rollout.past_readings
+    if not rollout.readings or rollout.readings_at is None:
+        return past
+    figures = [{name: reading[name] for name in PAST_FIGURE} for reading in rollout.readings]
+    point = {"at": rollout.readings_at.isoformat(), "stage": rollout.stage, "figures": figures}
+    return [*(past[::2] if len(past) >= MAX_PAST_READINGS else past), point]
 
 
 def _details(readings: list[dict[str, Any]], verdict: str) -> str:

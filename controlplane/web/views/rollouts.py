@@ -78,7 +78,7 @@ ACTIONS = {
 @never_cache
 def rollout_list(request: HttpRequest) -> HttpResponse:
     """Rollouts in progress, and a page of finished ones, newest first."""
-    rows, before = viewable(request, _rollouts()), int_parameter(request, "before")
+    rows, before = viewable(request, _rollouts()).defer("past_readings"), int_parameter(request, "before")
     past = rows.exclude(state__in=OPEN_ROLLOUTS).order_by("-pk")
     page, last = first_page(past.filter(pk__lt=before) if before else past, PAGE)
     context = {
@@ -187,9 +187,17 @@ def _stage(rollout: Rollout, index: int) -> dict[str, Any]:
     return {
         "words": describe_stage(stage),
         "observe_s": stage.observe_s,
+        "ended_after_s": _ended_after_s(rollout) if progress == "ended here" else None,
         "progress": progress,
         "last": stage.covers_all_requests,
     }
+
+
+def _ended_after_s(rollout: Rollout) -> int | None:
+    """How long the step in which a rollout ended had run; None if it did not begin."""
+    if rollout.finished_at is None or rollout.stage_since is None:
+        return None
+    return round((rollout.finished_at - rollout.stage_since).total_seconds())
 
 
 def _waiting_for(rollout: Rollout, routers: list[RouterProgress]) -> str:

@@ -1,8 +1,10 @@
 """Pages of rollouts: publishing by a plan, watching it, and moving it."""
 
 import re
+from datetime import timedelta
 
 import pytest
+from django.utils import timezone
 
 from controlplane.models import Role, Rollout
 from controlplane.services.access.users import set_role
@@ -10,6 +12,7 @@ from controlplane.services.fleet.pools import update_project
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
 from controlplane.services.policies.rollout_transitions import TRANSITIONS
+from controlplane.services.policies.rollouts import MAX_PAST_READINGS
 from controlplane.services.routers import LOST_AFTER_S, mark_lost_routers
 from controlplane.web.tags import transition_words
 from tests.controlplane.rollouts import (
@@ -17,6 +20,7 @@ from tests.controlplane.rollouts import (
     FORMER,
     INCONCLUSIVE,
     NEXT,
+    READING,
     ack,
     nack,
     publish_stages,
@@ -288,3 +292,95 @@ def test_an_admin_has_publications_of_a_project_wait_for_a_second_user(visitor, 
     visitor.post(f"/projects/{pool.project_id}/approval/")
     pool.project.refresh_from_db()
     assert not pool.project.needs_approval
+
+
+# --- analysis ----------------------------------------------------------------------------------------
+
+COUNTED = {"canary_requests": 59, "baseline_requests": 240, "bins": 2}
+EARLY = [{**READING, "verdict": "inconclusive", "detail": "The canary has 59 of at least 100 requests.", **COUNTED}]
+
+
+def outlook(visitor, rollout):
+    found = re.search(r'<p id="outlook">(.*?)</p>', page(visitor, rollout))
+    return re.sub(r"<[^>]+>", "", found[1]) if found else ""
+
+
+@pytest.fixture
+def clock(time_machine):
+    """Moves the clock, which stands still, to some seconds after the start of the test."""
+    start = timezone.now()
+
+    def move(after_s):
+        time_machine.move_to(start + timedelta(seconds=after_s), tick=False)
+
+    move(0)
+    return move
+
+
+@pytest.fixture
+def analyzed(policy, clock):
+    """A canary for ten minutes that every router runs; its warm-up is over after two."""
+    start_routers("router-1")
+    ack()
+    rollout = publish_stages(policy, [{"share": 0.5, "observe_s": 600}], guard={})
+    ack()
+    return rollout
+
+
+def test_the_page_says_what_a_verdict_needs_and_when_it_can_come(visitor, analyzed, clock):
+    clock(60)
+    assert "A verdict needs 3 time bins of 1 min" in outlook(visitor, analyzed)
+    assert "possible in 5 min at the earliest" in outlook(visitor, analyzed)
+    clock(250)  # two bins since the warm-up
+    verdict(analyzed, "inconclusive", EARLY)
+    clock(260)
+    text = outlook(visitor, analyzed)
+    assert "Missing for a verdict: 41 more requests of the canary." in text
+    assert "A verdict is possible in about 2 min, at the present rate." in text
+    assert "Next result in 50 s." in text
+
+
+def test_no_time_is_given_where_none_is_known(visitor, analyzed, clock):
+    clock(250)
+    verdict(analyzed, "inconclusive", [{**EARLY[0], "canary_requests": 0}])
+    assert "100 more requests of the canary. None has come since the warm-up, so no time" in outlook(visitor, analyzed)
+    clock(500)
+    enough = {"canary_requests": 200, "baseline_requests": 240, "bins": 6}
+    verdict(analyzed, "inconclusive", [{**EARLY[0], **enough, "detail": "close"}])
+    text = outlook(visitor, analyzed)
+    assert "Hit rate: the difference is not certain yet." in text
+    assert "no time can be given" in text
+    verdict(analyzed, "failed", FAILED)
+    assert outlook(visitor, analyzed) == ""
+
+
+def test_each_figure_has_a_chart_of_both_sides_its_limit_and_its_table(visitor, analyzed, clock):
+    for minute, (canary, limit) in enumerate(((0.5, 0.55), (0.45, 0.55), (0.41, 0.56)), start=4):
+        clock(60 * minute)
+        verdict(analyzed, "inconclusive", [{**EARLY[0], "canary": canary, "limit": limit}])
+    text = page(visitor, analyzed)
+    chart = text[text.index('<section class="padded stack" aria-label="Hit rate">') :].partition("</table>")[0]
+    assert 'aria-label="Hit rate: canary 41.0 %, active 60.0 %, limit 56.0 %, inconclusive"' in chart
+    for line in ("value", "other", "limit"):
+        points = re.search(rf'<polyline class="{line}" points="([^"]+)"', chart)[1].split()
+        assert len(points) == 3, line
+    assert re.search(r'<polygon class="fired" points="([^"]+)"', chart)[1].count(",") == 5
+    rows = re.findall(r"<tr><th scope=\"row\">.*?</tr>", chart)
+    assert ["41.0 %" in row for row in rows] == [True, False, False]
+
+
+def test_a_rollout_keeps_a_bounded_number_of_results(analyzed):
+    for number in range(MAX_PAST_READINGS + 1):
+        verdict(analyzed, "inconclusive", [{**EARLY[0], "canary": number / 1000}])
+    figures = [point["figures"][0]["canary"] for point in analyzed.past_readings]
+    assert len(figures) == MAX_PAST_READINGS // 2 + 1
+    assert figures[0] == 0.0
+    assert figures[-1] == MAX_PAST_READINGS / 1000
+
+
+def test_the_step_of_an_ended_rollout_says_how_long_it_ran(visitor, analyzed, clock):
+    clock(196)
+    verdict(analyzed, "failed", FAILED)
+    text = " ".join(page(visitor, analyzed).split())
+    assert '<span class="small">ended here after 3 min 16 s of 10 min</span>' in text
+    assert '<span class="small">not reached</span>' in text

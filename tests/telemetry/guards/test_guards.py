@@ -16,7 +16,7 @@ from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from controlplane.services.policies.rollout_plans import GuardLimits, RolloutPlan, make_plan
-from controlplane.services.policies.rollouts import Verdict, advance_rollouts, pause_rollout
+from controlplane.services.policies.rollouts import PAST_FIGURE, Verdict, advance_rollouts, pause_rollout
 from controlplane.services.routers import announce, record_ack
 from routing.schema import PREFIX_SPACE, split_position, split_seed
 from telemetry.guards import measurement
@@ -159,6 +159,10 @@ def test_a_harmful_canary_is_rolled_back_with_its_figures(pool, routers, begin, 
     assert hits["limit"] == pytest.approx(0.55, abs=0.05)
     assert readings["ttft_p95_s"]["verdict"] != Verdict.FAILED
     assert rollout.history.order_by("-pk").first().evidence == rollout.readings
+    assert (hits["canary_requests"], hits["baseline_requests"], hits["bins"]) == (700, 700, 7)
+    (past,) = rollout.past_readings
+    assert past["at"] == rollout.readings_at.isoformat()
+    assert past["figures"][0] == {name: hits[name] for name in PAST_FIGURE}
     text = r"Hit rate \d+\.\d % \(\d+\.\d % before\), baseline \d+\.\d % \(\d+\.\d % before\): "
     assert re.fullmatch(text + r"\d+\.\d points less \(certain above \d+\.\d\)\.", rollout.why)
     assert pool.policies.get(group=None).live().number == 1
