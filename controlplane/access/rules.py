@@ -86,7 +86,7 @@ RULES: Mapping[str, Rule] = {
     "telemetry:what-ifs": _rule(GET=VIEWER, POST=OPERATOR),
     "telemetry:what-if": VIEW,
     "telemetry:what-if-draft": _rule(GET=VIEWER, POST=OPERATOR),
-    "telemetry:what-if-figure": VIEW,
+    "telemetry:what-if-make-draft": _rule(POST=EDITOR),
     "telemetry:what-if-cancel": _rule(POST=OPERATOR),
     "telemetry:predictions": VIEW,
     "telemetry:prediction-figure": VIEW,

@@ -345,14 +345,23 @@ def describe(name: str, difference: Difference | None, overload: str = "") -> st
     """
     parts = [f"overload: {overload}"] if overload else []
     if difference is not None:
-        if difference.hit_rate is not None:
-            parts.append(f"hit rate {_range(difference.hit_rate)} points")
-        for label, interval in (("TTFT p50", difference.ttft_p50), ("TTFT p95", difference.ttft_p95)):
+        figures = (
+            ("hit rate", difference.hit_rate, "points"),
+            ("TTFT p50", difference.ttft_p50, "%"),
+            ("TTFT p95", difference.ttft_p95, "%"),
+        )
+        for label, interval, unit in figures:
             if interval is not None:
-                parts.append(f"{label} {_range(interval)} %")
+                text = interval_text(interval)
+                parts.append(f"{label} {text} {unit}" if text else f"no difference in {label}")
     return f"{name}: {', '.join(parts)}" if parts else f"{name}: no difference can be computed"
 
 
-def _range(interval: Interval) -> str:
-    low, high = f"{100 * interval.low:+.0f}", f"{100 * interval.high:+.0f}"
-    return low if low == high else f"{low} to {high}"
+def interval_text(interval: Interval, *values: float) -> str:
+    """The bounds of an interval, or some values, times 100; "" where the interval has no sign or all is nearly 0."""
+    bounds = values or (interval.low, interval.high)
+    for digits in (0, 1):
+        texts = [f"{100 * value:+.{digits}f}" for value in bounds]
+        if interval.sign and any(float(text) for text in texts):
+            return " to ".join(dict.fromkeys(texts))
+    return ""

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from telemetry.lab.predictions import Verdict, overload_text
+from controlplane.services.policies.settings import are_equal_settings
+from telemetry.lab.predictions import MAX_TTFT_ERROR, Interval, Verdict, interval_text, overload_text
 from telemetry.models import WhatIf
-from telemetry.web.breakdown_figures import LEGEND, figure_json, figure_layout, line_trace
+from telemetry.web.breakdown_figures import Sketch, draw_lines
 
-VERDICTS = {
+VERDICTS = {  # best first
     Verdict.BETTER: ("better", "good"),
-    Verdict.WORSE: ("worse", "bad"),
-    Verdict.OVERLOAD: ("overload", "bad"),
     Verdict.MIXED: ("mixed", "warn"),
     Verdict.SAME: ("no difference", "idle"),
+    Verdict.WORSE: ("worse", "bad"),
+    Verdict.OVERLOAD: ("overload", "bad"),
     Verdict.UNKNOWN: ("no verdict", "idle"),
 }
+CHARTS = (("Hit rate", "hit_rate", "ratio"), ("TTFT p50", "ttft_p50_s", "seconds"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,65 +37,88 @@ class Row:
     tone: str
     overload: str  # "" if no queue grows until the end
     groups: dict[str, dict[str, Any]]
+    rank: tuple[float, ...] = ()  # ascending: by verdict, hit rate and TTFT p50
+    number: int = 0  # of the candidate in ``what_if.candidates``
 
 
 def rows_of(what_if: WhatIf) -> list[Row]:
-    """What was measured, the replayed active policy, and the candidates."""
+    """What was measured, the replayed active policy, and the candidates in their order."""
     if what_if.result is None:
         return []
     measured = Row("Measured", "", what_if.result["measured"], "", "", "", "", "", "", {})
     return [measured, *(_row(number, row) for number, row in enumerate(what_if.replays))]
 
 
+def ranked_rows(what_if: WhatIf) -> list[Row]:
+    """The rows with the candidates best first, without those that are the active policy."""
+    rows = rows_of(what_if)
+    candidates = (row for row in rows[2:] if not _is_active(what_if, row.number))
+    return [*rows[:2], *sorted(candidates, key=lambda row: row.rank)]
+
+
+def _is_active(what_if: WhatIf, number: int) -> bool:
+    """Whether a candidate is only the active policy's settings again."""
+    changes = {name: value for name, value in what_if.candidates[number].items() if name != "name" and value}
+    active = what_if.replays[0]["settings"]
+    return changes.keys() == {"settings"} and "strategy" in active and are_equal_settings(changes["settings"], active)
+
+
 def _row(number: int, row: dict[str, Any]) -> Row:
     difference = row["difference"] or {}
     verdict, tone = VERDICTS[Verdict(row["verdict"])] if number else ("", "")
+    hit, ttft = (difference.get(name) for name in ("hit_rate", "ttft_p50"))
     return Row(
         "Active policy, replayed" if number == 0 else row["name"],
         row["strategy"],
         row["figures"],
         row["reason"],
-        _interval(difference.get("hit_rate"), "points"),
-        _interval(difference.get("ttft_p50"), "%"),
+        _difference(hit, "points"),
+        _difference(ttft, "%"),
         verdict,
         tone,
         overload_text(row),
         row["groups"],
+        (
+            list(VERDICTS).index(Verdict(row["verdict"])),
+            -hit["value"] if hit else 0.0,
+            ttft["value"] if ttft else 0.0,
+        ),
+        number - 1,
     )
 
 
-def _interval(interval: dict[str, float] | None, unit: str) -> str:
-    """A difference and its 95 % interval, such as +35 points (+31 to +38)."""
+def _difference(interval: dict[str, float] | None, unit: str) -> str:
+    """A difference and its 95 % interval, such as +35 points (+31 to +38); "" for none."""
     if interval is None:
         return ""
-    value, low, high = (f"{100 * interval[name]:+.0f}" for name in ("value", "low", "high"))
-    return f"{value} {unit} ({low} to {high})"
+    found = Interval(**interval)
+    text = interval_text(found)
+    return f"{interval_text(found, found.value)} {unit} ({text})" if text else "no difference"
 
 
-def figure_of(what_if: WhatIf, slug: str) -> dict[str, Any]:
-    """Hit rate or TTFT p50 over the counted time: measured, and a line for each replay."""
+def replay_errors(rows: Sequence[Row]) -> list[str]:
+    """How the replay of the active policy differs from what was measured, where that is too much for a prediction."""
+    if len(rows) < 2 or not rows[0].figures or not rows[1].figures:
+        return []
+    errors = []
+    for name, label in (("ttft_p50_s", "TTFT p50"), ("ttft_p95_s", "TTFT p95")):
+        measured, replayed = rows[0].figures[name], rows[1].figures[name]
+        if measured and replayed is not None and abs(error := replayed / measured - 1) > MAX_TTFT_ERROR:
+            errors.append(f"{label}: replayed {replayed:.3g} s, measured {measured:.3g} s ({100 * error:+.0f} %)")
+    return errors
+
+
+def charts_of(what_if: WhatIf, rows: Sequence[Row]) -> list[tuple[str, Sketch]]:
+    """(title, chart) of hit rate and TTFT p50 over the counted time: a line for each row."""
     result: dict[str, Any] = what_if.result or {}
-    name = "hit_rate" if slug == "hit-rate" else "ttft_p50_s"
-    lines = [("Measured", result["measured"]["timeline"])]
-    lines += [(row.name, replay["timeline"]) for row, replay in zip(rows_of(what_if)[1:], what_if.replays, strict=True)]
-    times = [datetime.fromtimestamp(point["at"], UTC).isoformat() for point in lines[0][1]]
-    traces = [
-        line_trace(
-            label,
-            [datetime.fromtimestamp(point["at"], UTC).isoformat() for point in points],
-            [point[name] for point in points],
-            number,
-            "%{y:.1%}" if slug == "hit-rate" else "%{y:.3f}",
-            mode="lines",
-        )
-        for number, (label, points) in enumerate(lines)
-        if points
-    ]
-    axis = (
-        {"tickformat": ".0%", "range": [0, 1.02]} if slug == "hit-rate" else {"ticksuffix": " s", "rangemode": "tozero"}
-    )
-    layout = figure_layout(56, LEGEND) | {
-        "xaxis": {"type": "date", "fixedrange": True, "range": [times[0], times[-1]]},
-        "yaxis": {"fixedrange": True, **axis},
-    }
-    return figure_json(traces, layout, "")
+    timelines = [result["measured"]["timeline"], *(what_if.replays[row.number + 1]["timeline"] for row in rows[1:])]
+    charts = []
+    for title, name, unit in CHARTS:
+        lines = [
+            (row.name, [(datetime.fromtimestamp(point["at"], UTC), point[name]) for point in timeline])
+            for row, timeline in zip(rows, timelines, strict=True)
+            if timeline
+        ]
+        if drawn := draw_lines(lines, unit, summary=f"{title} of each candidate over time; the table has the totals"):
+            charts.append((title, drawn))
+    return charts

@@ -16,7 +16,7 @@ from telemetry.services.lab.what_ifs import candidate_of_draft
 def finished_what_if(pool: Pool, end: datetime) -> WhatIf:
     """Three candidates of an hour until ``end``: one better, one worse, one that cannot run."""
     start = end - timedelta(hours=1)
-    active = _candidate("active policy", start, 0.45, 0.6, None)
+    active = stored_candidate("active policy", start, 0.45, 0.6, None)
     return WhatIf.objects.create(
         pool=pool,
         start=start,
@@ -48,9 +48,13 @@ def finished_what_if(pool: Pool, end: datetime) -> WhatIf:
             "measured": {**active["figures"], "timeline": active["timeline"]},
             "candidates": [
                 active,
-                _candidate("lowest_cost", start, 0.82, 0.12, "better"),
-                _candidate("random", start, 0.40, 0.7, "worse"),
-                {**_candidate("cache of 1000 tokens", start, 0.0, 0.0, "unknown"), "figures": None, "timeline": []}
+                stored_candidate("lowest_cost", start, 0.82, 0.12, "better"),
+                stored_candidate("random", start, 0.40, 0.7, "worse"),
+                {
+                    **stored_candidate("cache of 1000 tokens", start, 0.0, 0.0, "unknown"),
+                    "figures": None,
+                    "timeline": [],
+                }
                 | {"reason": "The cache of a replica is too small."},
             ],
             "notes": ["No request has a session key: a conversation is identified by its prompt."],
@@ -75,7 +79,7 @@ def finished_sweep(pool: Pool, end: datetime) -> WhatIf:
     return sweep
 
 
-def _candidate(name: str, start: datetime, hit_rate: float, ttft_s: float, verdict: str | None) -> dict[str, Any]:
+def stored_candidate(name: str, start: datetime, hit_rate: float, ttft_s: float, verdict: str | None) -> dict[str, Any]:
     figures = {
         "requests": 1200,
         "prompt_tokens": 6_000_000,
@@ -127,7 +131,7 @@ def predict_draft(
     live = PolicyRevision.objects.filter(policy__pool=draft.policy.pool, state="live").select_related("policy")
     what_if = finished_what_if(draft.policy.pool, end)
     active, *_ = what_if.result["candidates"]
-    predicted = _candidate("draft", end, 0.45 + (hit_rate or (0, 0))[0], 0.6 * (1 + ttft[0]), "same")
+    predicted = stored_candidate("draft", end, 0.45 + (hit_rate or (0, 0))[0], 0.6 * (1 + ttft[0]), "same")
     predicted["difference"] = {
         "hit_rate": hit_rate and _interval(*hit_rate),
         "ttft_p50": _interval(*ttft),

@@ -20,8 +20,9 @@ from django.db import transaction
 from django.utils import timezone
 
 from controlplane.celery import wake
-from controlplane.errors import ConflictError, InvalidError
-from controlplane.models import PolicyRevision, Pool
+from controlplane.errors import ConflictError, GoneError, InvalidError
+from controlplane.models import PolicyRevision, Pool, RoutingPolicy
+from controlplane.services.policies.lifecycle import save_draft
 from controlplane.services.policies.settings import are_equal_settings
 from routing.schema import (
     PolicyConfig,
@@ -124,6 +125,32 @@ def _is_candidate_of(candidate: Mapping[str, Any], revision: PolicyRevision) -> 
         return are_equal_settings(changes["settings"], revision.settings)
     groups: Mapping[str, Any] = changes["groups"]
     return groups.keys() == {group.name} and are_equal_settings(groups[group.name], revision.settings)
+
+
+def draft_target(what_if: WhatIf, number: int) -> tuple[str | None, dict[str, Any]] | None:
+    """(task group or None for the pool, settings) that a candidate would have as a draft; None if it is no policy's."""
+    if number >= len(what_if.candidates):
+        return None
+    candidate = what_if.candidates[number]
+    changes = {name: value for name, value in candidate.items() if name != "name" and value is not None}
+    if changes.keys() == {"settings"}:
+        return None, changes["settings"]
+    groups = changes.get("groups") if changes.keys() == {"groups"} else None
+    (group, settings), *others = groups.items() if groups else [(None, None)]
+    return (group, settings) if settings and not others else None
+
+
+def make_draft(what_if: WhatIf, number: int, *, by: User) -> PolicyRevision:
+    """Make the settings of a candidate the draft of its policy; InvalidError if it is no policy's."""
+    target = draft_target(what_if, number)
+    if target is None:
+        raise InvalidError("$.candidate", "expected a candidate with the settings of one policy")
+    group, settings = target
+    policy = RoutingPolicy.objects.select_related("pool").filter(pool=what_if.pool, group__name=group).first()
+    if policy is None:
+        raise GoneError("policy")
+    reason = what_if.replays[number + 1]["summary"] if what_if.replays else ""
+    return save_draft(policy, settings, by=by, reason=f"What-if {what_if.pk}: {reason}"[:500] if reason else "")
 
 
 def cancel_what_if(what_if_id: int) -> WhatIf:

@@ -17,7 +17,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Pool, Rollout, RoutingPolicy
 from controlplane.services.policies.publish_checks import finding_of
-from controlplane.services.policies.settings import policy_catalogue
+from controlplane.services.policies.settings import are_equal_settings, policy_catalogue
 from controlplane.web.base import current_user, errors_as_messages, manageable, render_live, viewable
 from controlplane.web.forms.base import Form
 from controlplane.web.forms.policies import PublishForm
@@ -29,12 +29,15 @@ from telemetry.services.lab.what_ifs import (
     cancel_what_if,
     candidate_of_draft,
     create_what_if,
+    draft_target,
+    make_draft,
     what_ifs_of_settings,
 )
 from telemetry.web.lab_figures import ERROR_FIGURES, error_figure
-from telemetry.web.what_if_figures import figure_of, rows_of
+from telemetry.web.what_if_figures import Row, charts_of, ranked_rows, replay_errors, rows_of
 
 WINDOWS = (("300", "Last 5 minutes"), ("1800", "Last 30 minutes"), ("7200", "Last 2 hours"), ("21600", "Last 6 hours"))
+SUGGESTED = ("lowest_cost", "prefix_hash")  # strategies; the first that is not active is selected
 LISTED = 30
 LISTED_PREDICTIONS = 200
 
@@ -83,11 +86,19 @@ class WhatIfForm(Form):
         values: dict[str, Any] = super().clean() or {}
         if self.errors:
             return values
-        candidates = [{"name": name, "settings": {"strategy": name}} for name in values["strategies"]]
+        active = _active_settings(values["pool"])
+        candidates = [
+            {"name": name, "settings": {"strategy": name}}
+            for name in values["strategies"]
+            if not (active and are_equal_settings({"strategy": name}, active))
+        ]
         candidates += [{"name": f"{number} replicas", "replicas": number} for number in values["replicas"]]
         candidates += [{"name": f"cache of {number} tokens", "cache_tokens": number} for number in values["caches"]]
         if values["draft"]:
             candidates.insert(0, self._draft(values["pool"]))
+        if values["strategies"] and not candidates:
+            text = "This is the active policy, which is always replayed. Choose another strategy."
+            raise forms.ValidationError({"strategies": text})
         if not 1 <= len(candidates) <= MAX_CANDIDATES:
             raise forms.ValidationError(f"Choose 1 to {MAX_CANDIDATES} candidates.")
         return {**values, "candidates": candidates}
@@ -97,6 +108,12 @@ class WhatIfForm(Form):
         if draft is None:
             raise forms.ValidationError({"draft": "The policy of this pool has no draft."})
         return candidate_of_draft(draft)
+
+
+def _active_settings(pool: Pool) -> dict[str, Any]:
+    """The settings of the pool's active policy; {} without one."""
+    live = RoutingPolicy.objects.get(pool=pool, group=None).live()
+    return live.settings if live else {}
 
 
 def _numbers(text: str) -> list[int]:
@@ -113,7 +130,10 @@ def what_if_list(request: HttpRequest) -> HttpResponse:
     """The latest what-ifs, and a form for a new one."""
     pools = manageable(request, Pool.objects.all())
     initial = {name: request.GET[name] for name in ("pool", "draft") if name in request.GET}
-    form = WhatIfForm(request.POST or None, pools=pools, initial={"strategies": ["lowest_cost"], **initial})
+    pool = pools.filter(name=initial["pool"]).first() if "pool" in initial else pools.first()
+    active = _active_settings(pool) if pool else {}
+    strategies = [name for name in SUGGESTED if name != active.get("strategy")][:1]
+    form = WhatIfForm(request.POST or None, pools=pools, initial={"strategies": strategies, **initial})
     if form.is_valid():
         values = form.cleaned_data
         with form.service_errors():
@@ -134,16 +154,39 @@ def _create(request: HttpRequest, values: dict[str, Any]) -> WhatIf:
 def what_if_page(request: HttpRequest, what_if_id: int) -> HttpResponse:
     """One what-if: its progress, or its figures."""
     what_if = _what_if(request, what_if_id)
-    result = what_if.result or {}
+    result, rows = what_if.result or {}, ranked_rows(what_if)
     context = {
         "what_if": what_if,
         "result": result,
-        "rows": rows_of(what_if),
-        "groups": sorted({name for row in what_if.replays for name in row["groups"]}),
+        "rows": [(row, _draft_action(what_if, row)) for row in rows],
+        "best": next((row for row in rows[2:3] if row.rank[0] == 0), None),
+        "errors": replay_errors(rows),
+        "charts": charts_of(what_if, rows) if result else [],
+        "groups": [
+            (name, [row.groups.get(name) for row in rows[1:]])
+            for name, _ in sorted(rows[1].groups.items() if rows else (), key=_most_requests)
+        ],
         "is_sweep": is_sweep(what_if.candidates),
         "counted_from": datetime.fromisoformat(result["counted_from"]) if result else None,
     }
     return render_live(request, "telemetry/what_if.html", context)
+
+
+def _most_requests(group: tuple[str, dict[str, Any]]) -> tuple[int, bool, str]:
+    name, figures = group
+    return -figures["requests"], not name, name
+
+
+def _draft_action(what_if: WhatIf, row: Row) -> dict[str, Any] | None:
+    """What the button of a candidate does; None if it has none."""
+    target = draft_target(what_if, row.number) if row.verdict and row.figures else None
+    if target is None:
+        return None
+    group, settings = target
+    policy = RoutingPolicy.objects.filter(pool=what_if.pool, group__name=group).first()
+    draft = policy.draft() if policy else None
+    is_draft = draft is not None and are_equal_settings(settings, draft.settings)
+    return {"policy": policy, "draft": draft, "is_draft": is_draft} if policy else None
 
 
 @require_http_methods(["GET", "POST"])
@@ -174,14 +217,15 @@ def what_if_draft(request: HttpRequest, policy_id: int) -> HttpResponse:
     return render(request, "telemetry/what_if_draft.html", context)
 
 
-@require_GET
-@gzip_page  # the response contains no secret
-def what_if_figure(request: HttpRequest, what_if_id: int, slug: str) -> HttpResponse:
-    """A chart of the figures over time: ``hit-rate`` or ``ttft``."""
-    what_if = _what_if(request, what_if_id)
-    if what_if.result is None or slug not in {"hit-rate", "ttft"}:
-        raise Http404("There is no data for this chart.")
-    return JsonResponse(figure_of(what_if, slug))
+@require_POST
+def what_if_make_draft(request: HttpRequest, what_if_id: int, number: int) -> HttpResponse:
+    """Make a candidate the draft of its policy, and show it there."""
+    page, key = "telemetry:what-if", what_if_id
+    with errors_as_messages(request):
+        draft = make_draft(get_object_or_404(WhatIf, pk=what_if_id), number, by=current_user(request))
+        messages.success(request, f"Draft {draft.number} has the settings of the candidate. No router uses it yet.")
+        page, key = "controlplane:policy", draft.policy_id
+    return redirect(page, key)
 
 
 @require_POST

@@ -156,6 +156,11 @@ def test_a_difference_is_described_with_its_interval() -> None:
     assert describe("tiered", change) == "tiered: hit rate +31 to +38 points, TTFT p50 -55 to -45 %"
 
 
+def test_a_difference_within_its_interval_is_none() -> None:
+    change = Difference(Interval(0.0, -0.004, 0.003), Interval(-0.004, -0.006, -0.002), None, None)
+    assert describe("tiered", change) == "tiered: no difference in hit rate, TTFT p50 -1 to -0 %"
+
+
 @pytest.mark.parametrize(
     ("own", "expected"),
     [

@@ -6,16 +6,20 @@ import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from django.utils import timezone
 
-from controlplane.models import Pool
+from controlplane.models import Pool, Role
+from controlplane.services.access.users import set_role
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.task_groups import create_task_group
-from controlplane.services.policies.lifecycle import create_policy, save_draft
+from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
+from controlplane.services.policies.settings import canonical_settings
 from routing.schema import RoundRobinSettings
 from telemetry.models import Decision, WhatIf, WhatIfState
 from telemetry.services.lab import what_if_runs
 from telemetry.services.lab.what_ifs import create_what_if, what_ifs_of_settings
 from tests.telemetry.services.lab.what_if_world import add_fleet, publish_and_store, traffic
+from tests.telemetry.what_if_results import finished_what_if, stored_candidate
 
 pytestmark = pytest.mark.django_db
 FORM = {"pool": "chat", "window": "1800"}
@@ -123,11 +127,144 @@ def test_the_page_shows_figures_verdicts_and_reasons(browser, done):
     assert "lowest_cost, tiny" in listed
 
 
-def test_the_charts_have_a_line_for_each_replayed_candidate(browser, done):
-    for slug in ("hit-rate", "ttft"):
-        figure = browser.get(f"/what-if/{done.pk}/figures/{slug}/").json()
-        assert [line["name"] for line in figure["data"]] == ["Measured", "Active policy, replayed", "lowest_cost"]
-    assert browser.get(f"/what-if/{done.pk}/figures/other/").status_code == 404
+def test_the_charts_are_drawn_by_the_server_with_a_line_for_each_replayed_candidate(browser, done):
+    page = browser.get(f"/what-if/{done.pk}/").content.decode()
+    for title in ("Hit rate", "TTFT p50"):
+        chart = page[page.index(f'aria-label="{title} over the captured traffic"') :].partition("</section>")[0]
+        names = re.findall(r"</svg> ([^<]+)</li>", chart)
+        assert names == ["Measured", "Active policy, replayed", "lowest_cost"]
+        assert len(set(re.findall(r'<polyline stroke="(#\w+)"', chart))) == 3
+    assert "plotly" not in page
+
+
+def shown_names(page):
+    """The first cells of the table of candidates."""
+    table = page[page.index("Figures of the candidates, best first") :].partition("</table>")[0]
+    return [
+        re.sub(r"<[^>]+>", " ", cell).split() for cell in re.findall(r'<th scope="row">(.*?)</th>', table, re.DOTALL)
+    ]
+
+
+def ranked(pool, *candidates):
+    """A finished what-if of candidates: (name, hit rate, TTFT in seconds, verdict)."""
+    what_if = finished_what_if(pool, timezone.now())
+    active = what_if.result["candidates"][0]
+    what_if.candidates = [{"name": name, "settings": {"strategy": "tiered"}} for name, *_ in candidates]
+    what_if.result["candidates"] = [active, *(candidate(*row) for row in candidates)]
+    what_if.save()
+    return what_if
+
+
+def candidate(name, hit_rate, ttft_s, verdict):
+    row = stored_candidate(name, timezone.now(), hit_rate, ttft_s, verdict)
+    row["difference"]["ttft_p50"] = {"value": ttft_s / 0.6 - 1, "low": ttft_s / 0.6 - 1.1, "high": ttft_s / 0.6 - 0.9}
+    return row
+
+
+def test_candidates_are_listed_best_first_and_the_best_is_named(browser, replicas):
+    rows = [
+        ("bad", 0.3, 0.9, "worse"),
+        ("good", 0.7, 0.3, "better"),
+        ("mixed", 0.9, 0.9, "mixed"),
+        ("top", 0.8, 0.2, "better"),
+    ]
+    page = browser.get(f"/what-if/{ranked(replicas, *rows).pk}/").content.decode()
+    names = shown_names(page)
+    assert [name[0] for name in names] == ["Measured", "Active", "top", "good", "mixed", "bad"]
+    assert [name for name in names if "best" in name] == [["top", "best"]]
+    assert "Best: top</h2>" in page
+
+
+def test_without_a_better_candidate_none_is_the_best_and_a_small_difference_is_none(browser, replicas):
+    same = ranked(replicas, ("tiered", 0.45, 0.6, "same"))
+    page = browser.get(f"/what-if/{same.pk}/").content.decode()
+    assert "No candidate is better than the active policy" in page
+    assert not any("best" in name for name in shown_names(page))
+    assert "no difference" in page
+    assert not re.search(r"[-+]0 (points|%)", page)
+
+
+def test_the_active_policy_is_the_yardstick_and_no_candidate(browser, replicas):
+    what_if = ranked(replicas, ("round_robin again", 0.45, 0.6, "same"), ("random", 0.4, 0.7, "worse"))
+    what_if.candidates[0]["settings"] = {"strategy": "round_robin"}
+    what_if.result["candidates"][0] |= {
+        "strategy": "round_robin",
+        "settings": canonical_settings({"strategy": "round_robin"}),
+    }
+    what_if.save()
+    assert [name[0] for name in shown_names(browser.get(f"/what-if/{what_if.pk}/").content.decode())] == [
+        "Measured", "Active", "random",
+    ]  # fmt: skip
+
+
+def test_the_form_neither_offers_nor_replays_the_active_policy(browser, replicas):
+    policy = replicas.policies.get(group=None)
+    publish_revision(save_draft(policy, {"strategy": "lowest_cost"}).pk)
+    page = browser.get("/what-if/").content.decode()
+    assert re.findall(r'value="(\w+)"[^>]*checked', page) == ["prefix_hash"]
+    response = browser.post("/what-if/", {**FORM, "strategies": ["lowest_cost"]})
+    assert response.status_code == 422
+    page = response.content.decode()
+    assert 'role="alert"' in page.partition('<form method="post" class="panel')[0]
+    assert "This is the active policy, which is always replayed." in page
+    assert re.findall(r'value="(\w+)"[^>]*checked', page) == ["lowest_cost"]  # it stays usable
+    browser.post("/what-if/", {**FORM, "strategies": ["lowest_cost", "random"]})
+    assert [row["name"] for row in WhatIf.objects.get().candidates] == ["random"]
+
+
+def test_task_groups_are_rows_and_candidates_columns(browser, replicas):
+    page = browser.get(f"/what-if/{finished_what_if(replicas, timezone.now()).pk}/").content.decode()
+    grid = page[page.index("TTFT p50 by task group and candidate</caption>") :].partition("</table>")[0]
+    columns = re.findall(r'<th scope="col"[^>]*>([^<]+)</th>', grid)
+    assert columns[:4] == ["Task group", "Requests", "Active policy, replayed", "lowest_cost"]
+    assert re.findall(r'<th scope="row">([^<]+)</th>', grid) == ["agents", "no group"]
+    assert "82.0 %<br>" in grid
+
+
+def test_a_candidate_becomes_the_draft_of_its_policy(browser, replicas):
+    what_if = ranked(replicas, ("tiered", 0.8, 0.2, "better"))
+    policy = replicas.policies.get(group=None)
+    earlier = save_draft(policy, {"strategy": "random"})
+    page = browser.get(f"/what-if/{what_if.pk}/").content.decode()
+    assert f"replaces draft {earlier.number}" in page
+    (action,) = re.findall(r'action="([^"]+/drafts/0/)"', page)
+    response = browser.post(action)
+    assert response["Location"] == f"/policies/{policy.pk}/"
+    draft = policy.draft()
+    assert draft.settings["strategy"] == "tiered"
+    assert draft.reason == f"What-if {what_if.pk}: tiered: hit rate +35 to +39 points"
+    assert "Is the draft" in browser.get(f"/what-if/{what_if.pk}/").content.decode()
+
+
+def test_a_number_of_replicas_cannot_become_a_draft(browser, replicas):
+    what_if = ranked(replicas, ("5 replicas", 0.8, 0.2, "better"))
+    what_if.candidates = [{"name": "5 replicas", "replicas": 5}]
+    what_if.save()
+    assert "Make this the draft" not in browser.get(f"/what-if/{what_if.pk}/").content.decode()
+    for number in (0, 7):
+        page = browser.post(f"/what-if/{what_if.pk}/drafts/{number}/", follow=True).content.decode()
+        assert "expected a candidate with the settings of one policy" in page
+    assert replicas.policies.get(group=None).draft() is None
+
+
+def test_only_editors_make_drafts(client, replicas, django_user_model):
+    what_if = ranked(replicas, ("tiered", 0.8, 0.2, "better"))
+    operator = django_user_model.objects.create_user("otto", password="a long enough one")
+    set_role(operator, Role.OPERATOR, project=replicas.project)
+    client.force_login(operator)
+    assert "Make this the draft" not in client.get(f"/what-if/{what_if.pk}/").content.decode()
+    assert client.post(f"/what-if/{what_if.pk}/drafts/0/").status_code == 403
+
+
+def test_a_replay_that_differs_from_the_measurement_is_warned_about(browser, replicas):
+    what_if = finished_what_if(replicas, timezone.now())
+    url = f"/what-if/{what_if.pk}/"
+    assert "differs from the measurement" not in browser.get(url).content.decode()
+    what_if.result["measured"] |= {"ttft_p95_s": 4.0}  # 1.8 s were replayed
+    what_if.save()
+    page = browser.get(url).content.decode()
+    assert "differs from the measurement by more than 20 %" in page
+    assert "TTFT p95: replayed 1.8 s, measured 4 s (-55 %)" in page
 
 
 def test_the_page_links_the_result_and_the_trace_which_a_browser_session_may_read(browser, done):
