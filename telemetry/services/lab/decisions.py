@@ -51,6 +51,7 @@ class DecisionQuery:
     reason: str = ""
     outcome: str = ""  # "ok", "failed"
     request_id: str = ""
+    prefix: int | None = None  # tier-1
     before: tuple[datetime, int, str, int] | None = None  # with NEWEST: only decisions older than this key
 
 
@@ -139,6 +140,8 @@ def _filtered(query: DecisionQuery) -> QuerySet[Decision]:
         rows = rows.filter(reason=query.reason)
     if query.request_id:
         rows = rows.filter(request_id=query.request_id)
+    if query.prefix is not None:
+        rows = rows.filter(prefix=query.prefix)
     if query.outcome:
         succeeded = Q(status__gte=200, status__lt=400)
         rows = rows.filter(succeeded) if query.outcome == "ok" else rows.exclude(succeeded)

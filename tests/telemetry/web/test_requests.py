@@ -51,7 +51,7 @@ def test_a_request_without_a_response_of_the_engine_says_why_its_prediction_does
 
 
 def ids(text):
-    return re.findall(r'href="/requests/[^"]+/">([^<]+)</a>', text)
+    return re.findall(r'href="/requests/[^"]+/">(?:<bdi dir="ltr">)?([^<]+)<', text)
 
 
 def test_requests_are_listed_newest_first_page_by_page(visitor, router, noon, django_assert_max_num_queries):
@@ -112,10 +112,10 @@ def test_a_decision_is_explained_with_candidates_prediction_and_what_was_deliver
 
     text = visitor.get(f"/requests/{place_of(one)}/").text
 
-    assert "Sent to gpu-1" in text
+    assert re.search(r'Sent to <a href="[^"]+">gpu-1</a>', text)
     assert "had cached part of the prompt" in text
     assert "300 of 1,000 prompt tokens came from the cache, 500 fewer than predicted" in text
-    assert text.index("gpu-1 <span") < text.index("gpu-2")
+    assert text.index("gpu-1</a> <span") < text.index("gpu-2")
     assert "1,010" in text
     assert "date at 41" in text
     assert place_of(before) in text
@@ -164,3 +164,48 @@ def test_an_invalid_place_is_not_found(visitor, router):
     for text in ("x", "1-2-3-b", "9999999999999999-1-1-b"):
         assert visitor.get(f"/requests/{text}/").status_code == 404
         assert visitor.get(f"/requests/?cursor={text}").status_code == 200
+
+
+# --- live --------------------------------------------------------------------------------------------
+
+
+def test_new_requests_appear_without_a_reload_while_the_newest_are_shown(visitor, router, noon):
+    decided_in_a_row(router, noon, 2)
+    page = visitor.get("/requests/?range=1h&outcome=ok").text
+    part = re.search(r'<div id="requests" ([^>]+)>', page)[1]
+    assert 'hx-get="/requests/?range=1h&amp;outcome=ok"' in part
+    assert 'data-refresh="5"' in part
+    assert "aria-live" not in part
+    assert "data-pause" in page
+    decided(router, noon, 99, request_id="newest")
+    refreshed = visitor.get("/requests/?range=1h", headers={"HX-Request": "true"}).text
+    assert ids(refreshed)[0] == "newest"
+    assert "<form" not in refreshed
+    rows = re.findall(r'<tr id="(r[^"]+)"', refreshed)
+    assert len(set(rows)) == 3
+
+
+@pytest.mark.parametrize("query", ["order=slowest", "from=2026-01-01T00:00&to=2026-01-01T01:00"])
+def test_other_orders_and_fixed_ranges_stand_still(visitor, router, query):
+    assert 'data-refresh="0"' in visitor.get(f"/requests/?{query}").text
+
+
+def test_every_part_of_a_row_is_a_link(visitor, router, noon):
+    decided(router, noon, 1, request_id="88e73a53563b1b93-27-one-of-many", pool="chat", group="agents", replica="gpu-1")
+    page = visitor.get("/requests/?range=1h&cursor=").text
+    assert '<bdi dir="ltr">88e73a53563b1b93-27-one-of-many</bdi>' in page  # the whole id can be copied
+    for query in ("range=1h&amp;pool=chat&amp;group=agents", "range=1h&amp;replica=gpu-1", "reason="):
+        assert query in page
+
+
+def test_the_parts_of_a_decision_lead_to_their_pages(visitor, router, noon):
+    row = decided(router, noon, 1, pool="chat", policy="chat", prefix=-5, replica="gpu-1")
+    decided(router, noon, 2, prefix=7, request_id="another prefix")
+    text = visitor.get(f"/requests/{place_of(row)}/").text
+    policy = Pool.objects.get(name="chat").policies.get(group=None)
+    links = re.findall(r'<a href="([^"]+)"', text)
+    by_prefix = "/requests/?pool=chat&amp;prefix=fffffffffffffffb&amp;range=24h"
+    pages = (f"/policies/{policy.pk}/", f"/routers/{router.pk}/", "/replicas/gpu-1/", by_prefix)
+    assert set(pages) <= set(links), links
+    listed = visitor.get(by_prefix.replace("&amp;", "&")).text
+    assert ids(listed) == [row.request_id]
