@@ -15,7 +15,7 @@ from telemetry.scraping.cycle import Shard
 from telemetry.services import retention
 from telemetry.services.alerts import explanations
 from telemetry.services.lab import prediction_records, replays, value, what_if_runs
-from telemetry.services.notifications import heartbeats, outbox
+from telemetry.services.notifications import channels, heartbeats, outbox
 from telemetry.storage import partitions, rollup
 
 
@@ -90,7 +90,8 @@ def analyze_rollouts() -> None:
 
 @shared_task(acks_late=True, ignore_result=True)
 def deliver_notifications() -> None:
-    """Send the notifications that are due."""
+    """Send the notifications that are due, those of the latest steps of rollouts among them."""
+    channels.notify_rollouts(timezone.now())
     outbox.deliver_due()
 
 

@@ -97,7 +97,7 @@ ALERTMANAGER = ChannelKind(
     _send,
     lambda config: origin(config["url"]),
     lambda config: address_of(config["url"]),
-    alerts_only=True,
+    topics=(),
     check=_check,
     resend=_resend,
 )

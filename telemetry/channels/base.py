@@ -9,6 +9,8 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
+from telemetry.models import Topic
+
 HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?\Z|\[[0-9A-Fa-f:.]+\]\Z|[0-9A-Fa-f:.]+\Z")
 ADDRESS = re.compile(r"[^@\s<>,;\"\\]{1,64}@[A-Za-z0-9.-]{1,253}\Z")
 MAX_ADDRESSES = 50
@@ -158,12 +160,12 @@ class Message:
 
     @property
     def state(self) -> str:
-        """``firing``, ``repeated``, ``acknowledged``, ``resolved``, ``test``, ``summary`` or ``notice``."""
+        """``firing``, ``repeated``, ``acknowledged``, ``resolved``; else the kind of message, such as ``test``."""
         return str(self.data.get("state", "notice"))
 
     @property
     def alerts(self) -> Sequence[Mapping[str, Any]]:
-        """The alerts in the message; none in a test, a summary or a notice."""
+        """The alerts in the message; none in other messages."""
         alerts = self.data.get("alerts")
         if alerts is not None:
             return [dict(alert) for alert in alerts]
@@ -181,7 +183,7 @@ class ChannelKind:
     send: Callable[[Config, Message], Receipt]  # delivers once; DeliveryError
     target: Callable[[Config], str]  # where a config sends to, without secrets
     destination: Callable[[Config], str]  # canonical address that its secrets may be sent to
-    alerts_only: bool = False  # its receiver treats every message as an incident
+    topics: tuple[str, ...] = tuple(Topic)  # what it can send besides alerts without opening an incident
     check: Callable[[Config], None] = field(default=lambda _: None)  # of fields in combination; ConfigError
     # Sends firing alerts again, to receivers that forget alerts which are not repeated. None: not needed
     resend: Callable[[Config, Sequence[Mapping[str, Any]], datetime], None] | None = None

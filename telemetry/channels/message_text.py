@@ -11,7 +11,13 @@ from telemetry.metrics.rates import NEARLY_ALL
 MAX_VALUE = 500  # characters
 MAX_CAUSES = 3
 _STATES = {"firing": "FIRING", "repeated": "STILL FIRING", "acknowledged": "ACKNOWLEDGED", "resolved": "RESOLVED"}
-_LINKS = (("alert", "Open alert"), ("revision", "Show revision"), ("silence", "Silence"), ("pool", "Open pool"))
+_LINKS = (
+    ("alert", "Open alert"),
+    ("rollout", "Open rollout"),
+    ("revision", "Show revision"),
+    ("silence", "Silence"),
+    ("pool", "Open pool"),
+)
 
 
 def title(data: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from controlplane.services.checks import address_of
 from telemetry.channels.base import ChannelKind, Config, DeliveryError, Field, Message, Receipt, origin, text, url
 from telemetry.channels.http_post import open_client, post, to_json
 from telemetry.channels.message_text import lines, links, one_line
+from telemetry.models import Topic
 
 ACTIONS = {"firing": "trigger", "repeated": "trigger", "acknowledged": "acknowledge", "resolved": "resolve"}
 # PagerDuty's severities are critical, error, warning and info; any other severity becomes a warning.
@@ -25,10 +26,14 @@ Event = dict[str, Any]
 
 
 def events_of(message: Message, *, routing_key: str, source: str, site: str) -> list[Event]:
-    """One event per alert. A test triggers and resolves an incident of its own; a notice triggers one."""
+    """One event per alert. A test triggers and resolves an incident of its own; a notice triggers one; a step of a
+    rollout is a change event, which opens none.
+    """
     base = {"routing_key": routing_key, "client": "Warmpath", **({"client_url": site} if site else {})}
     if message.alerts:
         return [{**base, **_alert_event(alert, message.state, source, site)} for alert in message.alerts]
+    if message.state == "rollout":
+        return [{"routing_key": routing_key, **_details(message.data, source, site)}]
     is_test = message.state == "test"
     base["dedup_key"] = f"{source}-{message.id}"
     details = _details(message.data, source, site, "info" if is_test else "warning")
@@ -44,7 +49,7 @@ def _alert_event(alert: Mapping[str, Any], state: str, source: str, site: str) -
     return {**event, **_details(alert, source, site, severity)}
 
 
-def _details(data: Mapping[str, Any], source: str, site: str, severity: str) -> Event:
+def _details(data: Mapping[str, Any], source: str, site: str, severity: str | None = None) -> Event:
     labels: Mapping[str, Any] = data.get("labels") or {}
     payload = {
         "summary": one_line(data.get("summary"))[:MAX_SUMMARY],
@@ -62,7 +67,7 @@ def _details(data: Mapping[str, Any], source: str, site: str, severity: str) -> 
 
 def _send(config: Config, message: Message) -> Receipt:
     receipt, ends_s = Receipt(), time.monotonic() + MAX_MESSAGE_S
-    endpoint = f"{config['endpoint'].rstrip('/')}/v2/enqueue"
+    endpoint = f"{config['endpoint'].rstrip('/')}/v2/{'change/' if message.state == 'rollout' else ''}enqueue"
     events = events_of(message, routing_key=config["routing_key"], source=config["source"], site=settings.PUBLIC_URL)
     with open_client() as http:
         for event in events:
@@ -110,5 +115,5 @@ PAGERDUTY = ChannelKind(
     _send,
     lambda config: origin(config["endpoint"]),
     lambda config: address_of(config["endpoint"]),
-    alerts_only=True,
+    topics=(Topic.ROLLOUTS,),
 )

@@ -34,6 +34,8 @@ def blocks_of(message: Message, site: str) -> dict[str, Any]:
     head = title(message.data)
     blocks: list[Block] = [{"type": "header", "text": _plain(head)}]
     if len(message.alerts) < 2:
+        if not message.alerts and len(head) > MAX_HEADER:
+            blocks.append(_section(escape(one_line(message.data.get("summary")))))
         blocks += _alert_blocks(message.alerts[0] if message.alerts else message.data)
     else:
         blocks += [_section(_alert_line(alert, site)) for alert in message.alerts]

@@ -19,6 +19,7 @@ class Topic(TextChoices):
     """What a channel may ask for besides alerts."""
 
     WEEKLY_SUMMARY = "weekly_summary", "Weekly summary"
+    ROLLOUTS = "rollouts", "Rollouts"
 
 
 class Channel(VersionedModel):
@@ -63,6 +64,7 @@ class NotificationKind(TextChoices):
     RESOLVED = "resolved", "Resolved"
     TEST = "test", "Test"
     SUMMARY = "summary", "Summary"
+    ROLLOUT = "rollout", "Rollout"  # one step of one
     NOTICE = "notice", "Notice"  # about Warmpath itself, such as a disabled channel
 
 

@@ -82,7 +82,8 @@ class MatchersField(forms.CharField):
 
 
 _TOPIC_HELP: dict[str, str] = {
-    Topic.WEEKLY_SUMMARY: "Each Monday, what prefix caches saved in the week before; the first comes within an hour."
+    Topic.WEEKLY_SUMMARY: "Each Monday, what prefix caches saved in the week before; the first comes within an hour.",
+    Topic.ROLLOUTS: "When a rollout starts, enters a step, is on hold, is rolled back (with the reason), or ends.",
 }
 
 
@@ -97,8 +98,8 @@ class ChannelForm(Form):
     def __init__(self, kind: ChannelKind, *args: Any, stored: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.kind, self.stored = kind, stored
-        for topic, label in () if kind.alerts_only else Topic.choices:
-            self.fields[topic] = forms.BooleanField(label=label, required=False, help_text=_TOPIC_HELP[topic])
+        for topic in map(Topic, kind.topics):
+            self.fields[topic] = forms.BooleanField(label=topic.label, required=False, help_text=_TOPIC_HELP[topic])
         for field in kind.fields:
             self.fields[field.name] = self._form_field(field)
         self.order_fields(["name", *(field.name for field in kind.fields), "matchers", *Topic.values])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Any, Literal
 from uuid import UUID, uuid5
 
@@ -17,15 +18,26 @@ from controlplane.celery import wake
 from controlplane.database.transactions import retry_on_conflict
 from controlplane.encryption import decrypt, encrypt
 from controlplane.errors import GoneError, InvalidError, NameTakenError
-from controlplane.models import EventKind
+from controlplane.models import Event, EventKind
 from controlplane.services.checks import check_destination, lock_row
 from controlplane.services.events import record_event
 from telemetry.channels import KINDS
 from telemetry.channels.base import ChannelKind, ConfigError, Message, Receipt
 from telemetry.channels.enqueue import DELIVER, lock_channels
-from telemetry.matchers import MatcherInput, read_matchers
+from telemetry.matchers import MatcherInput, match_all, parse_stored, read_matchers
 from telemetry.models import Channel, Notification, NotificationKind, NotificationState, Topic
 
+ROLLOUT_EVENTS = (
+    EventKind.ROLLOUT_PROPOSED,
+    EventKind.ROLLOUT_STARTED,
+    EventKind.ROLLOUT_PROMOTED,
+    EventKind.ROLLOUT_HELD,
+    EventKind.ROLLOUT_ROLLED_BACK,
+    EventKind.ROLLOUT_ABORTED,
+    EventKind.ROLLOUT_SUPERSEDED,
+    EventKind.ROLLOUT_COMPLETED,
+)
+ROLLOUT_AGE = timedelta(hours=1)  # older steps are not notified any more
 _KEYS = UUID("7f6a2c1e-5d1b-4b0e-9c55-2f0c8a4f6d3b")  # namespace of the ids of messages that are sent once
 
 
@@ -164,22 +176,57 @@ def _extra_recipients(channel: Channel, other: Channel) -> dict[str, Any]:
 
 @transaction.atomic
 def notify_topic(
-    topic: Topic, kind: NotificationKind, message_type: str, data: dict[str, Any], now: datetime, *, key: str
+    topic: Topic,
+    kind: NotificationKind,
+    message_type: str,
+    data: dict[str, Any],
+    now: datetime,
+    *,
+    key: str,
+    labels: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Put a message into the outbox for each enabled channel that asks for a topic, once for each ``key``. Three
-    queries.
+    """Put a message into the outbox for each enabled channel that asks for a topic, once for each ``key``. Of a
+    channel's matchers, those on ``labels`` apply. Three queries.
     """
-    chosen = Channel.objects.filter(enabled=True, topics__contains=[topic]).values_list("pk", flat=True)
+    chosen = [
+        channel.pk
+        for channel in Channel.objects.filter(enabled=True, topics__contains=[topic])
+        if match_all((matcher for matcher in parse_stored(channel.matchers) if matcher.label in labels), labels)
+    ]
     payload = {"type": message_type, "timestamp": now.isoformat(timespec="milliseconds"), "data": data}
     rows = [
         Notification(
             pk=uuid5(_KEYS, f"{pk} {key}"), channel_id=pk, kind=kind, payload=payload, next_at=now, created_at=now
         )
-        for pk in lock_channels(list(chosen))
+        for pk in lock_channels(chosen)
     ]
     Notification.objects.bulk_create(rows, ignore_conflicts=True)
     if rows:
         wake(DELIVER)
+
+
+def notify_rollouts(now: datetime) -> None:
+    """Notify the channels with the topic of the latest steps of rollouts, each once."""
+    if not Channel.objects.filter(enabled=True, topics__contains=[Topic.ROLLOUTS]).exists():
+        return
+    events = Event.objects.filter(kind__in=ROLLOUT_EVENTS, at__gte=now - ROLLOUT_AGE).select_related("pool", "actor")
+    for event in events.order_by("at", "pk"):
+        detail, labels = event.detail, {"pool": event.pool.name} if event.pool else {}
+        facts = (
+            ("Policy", detail["policy"]),
+            ("Revision", str(detail["revision"])),
+            ("By", event.actor and event.actor.get_username()),
+        )
+        data = {
+            "state": "rollout",
+            "summary": event.summary,
+            **{name: detail[name] for name in ("rollout", "policy", "revision")},
+            **labels,
+            "facts": [fact for fact in facts if fact[1]],
+            "links": {"rollout": f"/rollouts/{detail['rollout']}/"},
+        }
+        message_type, key = event.kind.replace("_", ".", 1), f"event {event.pk}"
+        notify_topic(Topic.ROLLOUTS, NotificationKind.ROLLOUT, message_type, data, now, key=key, labels=labels)
 
 
 @transaction.atomic
@@ -263,8 +310,11 @@ def _checked_matchers(matchers: Sequence[MatcherInput]) -> list[str]:
 def _checked_topics(kind: ChannelKind, topics: Sequence[str]) -> list[str]:
     if unknown := sorted(set(topics) - set(Topic.values)):
         raise InvalidError("$.topics", f"{unknown[0]!r} is no topic; expected some of {', '.join(Topic.values)}")
-    if topics and kind.alerts_only:
-        raise InvalidError("$.topics", f"expected none: {kind.label} would treat any other message as an incident")
+    if not set(topics) <= set(kind.topics):
+        expected = f"at most {', '.join(kind.topics)}" if kind.topics else "none"
+        raise InvalidError(
+            "$.topics", f"expected {expected}: {kind.label} would treat any other message as an incident"
+        )
     return sorted(set(topics))
 
 

@@ -54,6 +54,30 @@ def message(number=7, state="firing", **changes):
     return Message("msg_1", T0, payload(number, state, **changes))
 
 
+ROLLED_BACK = (
+    "Revision 5 of chat was rolled back automatically: Hit rate 41.0 % (60.0 % before), "
+    "baseline 61.0 % (60.0 % before): 20.0 points less (certain above 4.1)."
+)
+ROLLOUT = Message(
+    "msg_1",
+    T0,
+    {
+        "type": "rollout.rolled_back",
+        "timestamp": ISO,
+        "data": {
+            "state": "rollout",
+            "summary": ROLLED_BACK,
+            "rollout": 3,
+            "policy": "chat",
+            "revision": 5,
+            "pool": "chat",
+            "facts": [["Policy", "chat"], ["Revision", "5"]],
+            "links": {"rollout": "/rollouts/3/"},
+        },
+    },
+)
+
+
 def several(*numbers, state="firing"):
     return Message("msg_1", T0, combine([payload(number, state, summary=f"Alert {number}.") for number in numbers], T0))
 

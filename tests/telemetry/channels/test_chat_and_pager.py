@@ -9,7 +9,7 @@ from telemetry.channels.base import ConfigError, DeliveryError
 from telemetry.channels.pagerduty import PAGERDUTY
 from telemetry.channels.slack import SLACK, escape
 from tests.fakes.fake_webhook_receiver import Reply
-from tests.telemetry.channels.messages import HOSTILE, NOTICE, TEST, message, several
+from tests.telemetry.channels.messages import HOSTILE, NOTICE, ROLLED_BACK, ROLLOUT, TEST, message, several
 
 KEY = "s3cretkey0123456789abcdefABCDEF0"
 
@@ -165,3 +165,20 @@ def test_two_installations_never_share_an_incident_and_neither_shows_its_key():
         SLACK.public(SLACK.complete({"url": "https://hooks.slack.com/services/s3cret"}))["target"]
         == "https://hooks.slack.com/..."
     )
+
+
+def test_a_step_of_a_rollout_is_a_slack_message_with_its_whole_reason(receiver):
+    header, reason, fields, links = slack(receiver, ROLLOUT)["blocks"]
+    assert header["text"]["text"].startswith("[ROLLOUT] Revision 5 of chat was rolled back automatically: Hit rate")
+    assert reason["text"]["text"] == ROLLED_BACK
+    assert {"*Policy*\nchat", "*Revision*\n5"} <= {field["text"] for field in fields["fields"]}
+    assert links["text"]["text"] == "<https://warmpath.example/rollouts/3/|Open rollout>"
+
+
+def test_a_step_of_a_rollout_is_a_change_event_that_opens_no_incident(receiver):
+    (event,) = pager(receiver, ROLLOUT)
+    assert receiver.received[-1].path == "/v2/change/enqueue"
+    assert event.keys() == {"routing_key", "payload", "links"}
+    assert event["payload"]["summary"] == ROLLED_BACK
+    assert "severity" not in event["payload"]
+    assert event["links"] == [{"href": "https://warmpath.example/rollouts/3/", "text": "Open rollout"}]

@@ -10,11 +10,11 @@ import pytest
 from controlplane.egress import Rules
 from telemetry.channels import email as channel_module
 from telemetry.channels.base import ConfigError, DeliveryError
-from telemetry.channels.email import EMAIL, send_mail
+from telemetry.channels.email import EMAIL, mail_of, send_mail
 from tests.fakes.certificates import Authority
 from tests.fakes.fake_metrics_server import refusing
 from tests.fakes.mail_server import mail_server
-from tests.telemetry.channels.messages import HOSTILE, NOTICE, TEST, message, several
+from tests.telemetry.channels.messages import HOSTILE, NOTICE, ROLLOUT, TEST, message, several
 
 pytestmark = [  # what aiosmtpd has to say of itself, where TLS is from the first byte
     pytest.mark.filterwarnings("ignore:Session.login_data is deprecated"),
@@ -241,3 +241,13 @@ def test_a_public_config_has_no_password():
     assert shown["target"] == "a@example.org, b@example.org by 127.0.0.1:587"
     assert "s3cret" not in str(shown)
     assert shown["secrets"] == ["password"]
+
+
+def test_a_step_of_a_rollout_is_a_mail_with_its_reason_and_link():
+    mail = mail_of(ROLLOUT, sender="w@x.org", recipients=["a@x.org"], site="https://w.example")
+    assert mail["Subject"].startswith("[ROLLOUT] Revision 5 of chat was rolled back automatically")
+    for part in ("plain", "html"):
+        text = mail.get_body((part,)).get_content()
+        assert "Hit rate 41.0 % (60.0 % before)" in text
+        assert "https://w.example/rollouts/3/" in text
+    assert "Policy: chat\nRevision: 5\n" in mail.get_body(("plain",)).get_content()

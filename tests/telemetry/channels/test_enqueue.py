@@ -3,11 +3,14 @@
 from datetime import timedelta
 
 import pytest
+from django.utils import timezone
 
 from controlplane.errors import InvalidError
+from controlplane.services.policies.rollouts import promote_rollout
 from telemetry.channels.enqueue import MAX_ALERTS, combine, enqueue
 from telemetry.models import Alert, AlertRule, Notification, NotificationKind
-from telemetry.services.notifications.channels import create_channel, update_channel
+from telemetry.services.notifications.channels import ROLLOUT_AGE, create_channel, notify_rollouts, update_channel
+from tests.controlplane.rollouts import FAILED, ack, publish_stages, start_routers, verdict
 from tests.telemetry.conftest import T0
 
 pytestmark = pytest.mark.django_db
@@ -140,3 +143,68 @@ def test_an_invalid_matcher_is_rejected_and_named(channel):
     with pytest.raises(InvalidError) as caught:
         update_channel(channel, matchers=["pool=chat", "severty=critical"])
     assert [fault.path for fault in caught.value.faults] == ["$.matchers[1]"]
+
+
+# --- rollouts ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def subscribed(pool):
+    """A channel that asks for rollouts, beside one that does not."""
+    create_channel("alerts only", config={"url": "https://hooks.example/y"})
+    return create_channel("ops", config={"url": "https://hooks.example/x"}, topics=["rollouts"])
+
+
+def steps():
+    rows = Notification.objects.filter(kind=NotificationKind.ROLLOUT).order_by("number")
+    return [(row.channel.name, row.payload["type"].removeprefix("rollout.")) for row in rows]
+
+
+def rolled_back(pool):
+    policy = pool.policies.get(group=None)
+    start_routers("router-1")
+    ack()
+    rollout = publish_stages(policy, guard={})
+    ack()
+    verdict(rollout, "failed", FAILED)
+    return rollout
+
+
+def test_a_channel_that_asks_for_rollouts_gets_each_step_once_with_the_reason(pool, subscribed):
+    rollout = rolled_back(pool)
+    notify_rollouts(timezone.now())
+    notify_rollouts(timezone.now())
+    assert steps() == [("ops", "started"), ("ops", "rolled_back")]
+    data = Notification.objects.order_by("-number").first().payload["data"]
+    assert data["summary"].endswith("was rolled back automatically: A hit rate of 41.0 % compared with 60.0 %.")
+    assert (data["policy"], data["revision"], data["rollout"]) == ("chat", rollout.revision.number, rollout.pk)
+    assert data["links"] == {"rollout": f"/rollouts/{rollout.pk}/"}
+
+
+def test_a_promotion_and_the_end_are_told_too(pool, subscribed, admin_user):
+    policy = pool.policies.get(group=None)
+    start_routers("router-1")
+    ack()
+    rollout = publish_stages(policy)
+    ack()
+    promote_rollout(rollout.pk, by=admin_user)
+    promote_rollout(rollout.pk, by=admin_user)
+    ack()
+    notify_rollouts(timezone.now())
+    assert [step for _, step in steps()] == ["started", "promoted", "promoted", "completed"]
+
+
+def test_steps_of_more_than_an_hour_ago_are_not_told_any_more(pool, subscribed):
+    rolled_back(pool)
+    notify_rollouts(timezone.now() + ROLLOUT_AGE)
+    assert steps() == []
+
+
+@pytest.mark.parametrize(
+    ("matchers", "count"), [(["pool=chat", "severity=critical"], 2), (["pool!=chat"], 0), (["pool=lab-*"], 0)]
+)
+def test_of_a_channel_s_matchers_those_on_the_pool_select_rollouts(pool, subscribed, matchers, count):
+    update_channel(subscribed, matchers=matchers)
+    rolled_back(pool)
+    notify_rollouts(timezone.now())
+    assert len(steps()) == count

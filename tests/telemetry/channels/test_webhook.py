@@ -13,6 +13,7 @@ from telemetry.channels.base import ConfigError, DeliveryError, Message
 from telemetry.channels.webhook import WEBHOOK, signature
 from tests.fakes.fake_metrics_server import refusing
 from tests.fakes.fake_webhook_receiver import Reply
+from tests.telemetry.channels.messages import ROLLED_BACK, ROLLOUT
 from tests.telemetry.conftest import T0
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
@@ -176,3 +177,11 @@ def test_links_are_urls_where_the_site_has_a_public_url(receiver, settings):
     single, several, local = (json.loads(got.body)["data"] for got in receiver.received)
     urls = {name: f"https://warmpath.example{path}" for name, path in links.items()}
     assert (single["links"], several["alerts"][0]["links"], local["alerts"][0]["links"]) == (urls, urls, links)
+
+
+def test_a_step_of_a_rollout_has_a_type_of_its_own_and_urls(receiver):
+    send(receiver.url, ROLLOUT)
+    body = receiver.received[-1].payload
+    assert body["type"] == "rollout.rolled_back"
+    assert body["data"]["summary"] == ROLLED_BACK
+    assert body["data"]["links"] == {"rollout": "https://warmpath.example/rollouts/3/"}
