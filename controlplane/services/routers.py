@@ -105,7 +105,8 @@ def mark_lost_routers() -> int:
             with item(f"{router.name} is lost"), transaction.atomic():
                 router.lost_at = timezone.now()
                 router.save()
-                summary = f"No heartbeat of router {router.name} since {_format_time(router.last_seen_at)}."
+                silent_s = (router.lost_at - router.last_seen_at).total_seconds()
+                summary = f"Router {router.name} is lost: no heartbeat for {silent_s:.0f} s."
                 record_event(EventKind.ROUTER_LOST, summary, router=router)
     advance_rollouts()
     return len(lost)
@@ -127,7 +128,7 @@ def remove_router(router: Router, *, by: User | None = None, reason: str = "") -
             f"lost {LOST_AFTER_S:.0f} s after its last heartbeat."
         )
     before = {"admin_url": row.admin_url, "version": row.version, "running_number": row.running_number}
-    summary = f"Router {row.name} was removed; its last heartbeat was at {_format_time(row.last_seen_at)}."
+    summary = f"Router {row.name} was removed; its last heartbeat was at {row.last_seen_at:%d %b %Y %H:%M:%S} UTC."
     record_event(EventKind.ROUTER_REMOVED, summary, by=by, detail={"before": before, "after": None}, reason=reason)
     row.delete()
 
@@ -247,10 +248,6 @@ def _set_signature(router: Router, signature: Signature | None) -> None:
     router.signature_state = signature.state if signature else ""
     router.signature_key = (signature.key if signature else None) or ""
     router.signature_expires_at = None if expires_at is None else datetime.fromtimestamp(expires_at, UTC)
-
-
-def _format_time(at: datetime) -> str:
-    return at.isoformat(timespec="seconds")
 
 
 # --- events of routers ----------------------------------------------------------------------------------

@@ -360,8 +360,8 @@ def describe(name: str, difference: Difference | None, overload: str = "") -> st
 def interval_text(interval: Interval, *values: float) -> str:
     """The bounds of an interval, or some values, times 100; "" where the interval has no sign or all is nearly 0."""
     bounds = values or (interval.low, interval.high)
-    for digits in (0, 1):
+    for digits, enough in ((0, all), (1, any)):
         texts = [f"{100 * value:+.{digits}f}" for value in bounds]
-        if interval.sign and any(float(text) for text in texts):
+        if interval.sign and enough(float(text) for text in texts):
             return " to ".join(dict.fromkeys(texts))
     return ""

@@ -97,13 +97,19 @@ def _rows(request: HttpRequest, events: Sequence[Event]) -> list[dict[str, Any]]
 
 def _links(event: Event, policies: dict[str, int], links_routers: bool) -> Iterator[tuple[str, str]]:
     """(text, URL) of each object."""
+    if rollout := event.detail.get("rollout"):
+        yield "rollout", reverse("controlplane:rollout", args=[rollout])
+    if event.kind in {EventKind.ALERT_FIRING, EventKind.ALERT_RESOLVED}:
+        yield "alert", reverse("telemetry:alert", args=[event.detail["alert"]])
     policy = policies.get(str(event.detail.get("policy", "")))
+    if policy is not None and event.detail.get("revision"):
+        yield f"revision {event.detail['revision']}", reverse("controlplane:policy-revisions", args=[policy])
     if policy is not None:
         yield f"policy {event.detail['policy']}", reverse("controlplane:policy", args=[policy])
     elif event.pool is not None:
         yield f"pool {event.pool.name}", f"?{urlencode({'pool': event.pool.name})}"
     if event.replica is not None:
-        yield f"replica {event.replica.name}", f"?{urlencode({'replica': event.replica.name})}"
+        yield f"replica {event.replica.name}", reverse("telemetry:replica", args=[event.replica.name])
     if event.router is not None and links_routers:
         yield f"router {event.router.name}", reverse("controlplane:router", args=[event.router.pk])
     number = event.detail.get("after") if event.kind == EventKind.CONFIG_APPLIED else event.detail.get("revision")

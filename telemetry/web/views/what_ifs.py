@@ -163,7 +163,7 @@ def what_if_page(request: HttpRequest, what_if_id: int) -> HttpResponse:
         "errors": replay_errors(rows),
         "charts": charts_of(what_if, rows) if result else [],
         "groups": [
-            (name, [row.groups.get(name) for row in rows[1:]])
+            (name, [(row.name, row.groups.get(name)) for row in rows[1:]])
             for name, _ in sorted(rows[1].groups.items() if rows else (), key=_most_requests)
         ],
         "is_sweep": is_sweep(what_if.candidates),

@@ -359,7 +359,7 @@ def test_each_figure_has_a_chart_of_both_sides_its_limit_and_its_table(visitor, 
         clock(60 * minute)
         verdict(analyzed, "inconclusive", [{**EARLY[0], "canary": canary, "limit": limit}])
     text = page(visitor, analyzed)
-    chart = text[text.index('<section class="padded stack" aria-label="Hit rate">') :].partition("</table>")[0]
+    chart = text[text.index('<section class="stack" aria-label="Hit rate">') :].partition("</table>")[0]
     assert 'aria-label="Hit rate: canary 41.0 %, active 60.0 %, limit 56.0 %, inconclusive"' in chart
     for line in ("value", "other", "limit"):
         points = re.search(rf'<polyline class="{line}" points="([^"]+)"', chart)[1].split()

@@ -158,7 +158,7 @@ def test_a_difference_is_described_with_its_interval() -> None:
 
 def test_a_difference_within_its_interval_is_none() -> None:
     change = Difference(Interval(0.0, -0.004, 0.003), Interval(-0.004, -0.006, -0.002), None, None)
-    assert describe("tiered", change) == "tiered: no difference in hit rate, TTFT p50 -1 to -0 %"
+    assert describe("tiered", change) == "tiered: no difference in hit rate, TTFT p50 -0.6 to -0.2 %"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import csv
 import io
+import re
 from datetime import timedelta
 
 import pytest
@@ -7,12 +8,13 @@ from django.db import connection
 from django.utils import timezone
 
 from controlplane.api.filters import EventFilter
-from controlplane.models import Event, EventKind
+from controlplane.models import Event, EventKind, Router
 from controlplane.services.events import record_event
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
-from controlplane.services.routers import announce
+from controlplane.services.routers import LOST_AFTER_S, announce, mark_lost_routers
+from tests.controlplane.rollouts import publish_stages
 from tests.fleet_history import drop_alert
 
 
@@ -97,8 +99,28 @@ def test_an_event_links_to_the_objects_that_it_names(visitor, busy):
 
     policy = busy.policies.get(group=None)
     assert f'<a href="/policies/{policy.pk}/">policy chat</a>' in text
-    assert '<a href="?replica=gpu-1">replica gpu-1</a>' in text
+    assert '<a href="/replicas/gpu-1/">replica gpu-1</a>' in text
     assert ">router router-1</a>" in text
+
+
+def test_an_event_of_a_rollout_leads_to_the_rollout_and_its_revision(visitor, busy):
+    policy = busy.policies.get(group=None)
+    rollout = publish_stages(policy)
+    text = visitor.get("/events/?kind=rollout_started").text
+    assert f'<a href="/rollouts/{rollout.pk}/">rollout</a>' in text
+    assert f'<a href="/policies/{policy.pk}/revisions/">revision {rollout.revision.number}</a>' in text
+
+
+def test_an_event_of_an_alert_leads_to_the_alert(visitor, busy):
+    record_event(EventKind.ALERT_FIRING, "Hit rate fell.", pool=busy, detail={"alert": 12})
+    assert '<a href="/alerts/12/">alert</a>' in visitor.get("/events/").text
+
+
+def test_a_lost_router_is_told_without_a_raw_time(visitor, busy):
+    Router.objects.update(last_seen_at=timezone.now() - timedelta(seconds=LOST_AFTER_S + 7))
+    mark_lost_routers()
+    text = visitor.get("/events/?kind=router_lost").text
+    assert re.search(r"Router router-1 is lost: no heartbeat for \d+ s\.", text)
 
 
 def test_topics_are_links_that_keep_the_other_filters(visitor, busy):
