@@ -59,6 +59,7 @@ REFUSED = (
     ("/channels/new/?kind=webhook", {"Name": "on-call", "URL": "ftp://x"}, "Add and send test"),
     ("/channels/heartbeat/", {"URL": "ftp://x"}, "Save"),
     ("/metrics-servers/new/", {"Name": "x", "URL": "ftp://x"}, "Add server"),
+    ("/what-if/", {"Numbers of replicas": "three"}, "Predict"),
     ("/users/new/", {}, "Add"),
     ("/projects/new/", {"Name": "No Name!"}, "Add"),
     ("/client-keys/", {"Name": "No Name!"}, "Create"),
