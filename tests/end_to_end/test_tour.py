@@ -104,9 +104,8 @@ def test_a_verdict_is_a_minute_away_by_keyboard_alone(stack: LiveStack, chromium
     page.keyboard.press("Enter")
     page.wait_for_url(re.compile(r"/what-if/\d+/$"))
     with stack.telling():
-        expect(page.get_by_role("heading", name=re.compile("^(Best: |No candidate is better|Not calibrated)"))).to_be_visible(
-            timeout=1000 * 60 * slowdown()
-        )
+        verdict = re.compile("^(Best: |No candidate is better|Not calibrated)")
+        expect(page.get_by_role("heading", name=verdict)).to_be_visible(timeout=1000 * 60 * slowdown())
     expect(page.get_by_role("row", name=re.compile("^(lowest_cost|prefix_hash)")).first).to_contain_text("%")
     page.context.close()
 
