@@ -99,6 +99,7 @@ RULES: Mapping[str, Rule] = {
     "telemetry:request": VIEW,
     "telemetry:events": VIEW,
     "telemetry:events-csv": VIEW,
+    "telemetry:status": VIEW,
     "telemetry:alerts": VIEW,
     "telemetry:alert": VIEW,
     "telemetry:alert-acknowledge": _rule(POST=OPERATOR),
@@ -345,6 +346,15 @@ def needed_role(route: str, method: str) -> Role | None:
 def permits(actor: Actor, route: str, needed: Role) -> bool:
     """Whether the actor may use a route whose URL names no object."""
     return actor.may(needed, None) if is_fleet_wide(route) else actor.may_somewhere(needed)
+
+
+def may_submit(actor: Actor, route: str, project_id: int | None = None) -> bool:
+    """Whether the actor may submit a page, or open one without a form: in a project, or without one in any."""
+    needed = needed_role(route, "POST") or needed_role(route, "GET")
+    if needed is None:
+        return False
+    in_project = project_id is not None and not is_fleet_wide(route)
+    return actor.may(needed, project_id) if in_project else permits(actor, route, needed)
 
 
 def is_fleet_wide(route: str) -> bool:

@@ -18,7 +18,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from controlplane.access.actor import actor_of
-from controlplane.access.rules import needed_role, permits
+from controlplane.access.rules import may_submit
 from controlplane.accounts.sign_in_methods import is_connected, provider_name, sign_in_url
 from controlplane.services.policies.settings import policy_catalogue
 
@@ -232,10 +232,7 @@ def spreadsheet_safe(text: str) -> str:
 @register.simple_tag(takes_context=True)
 def may(context: template.Context, route: str, project_id: int | None = None) -> bool:
     """Whether the user may submit a page, in one project or, without a project, in any."""
-    actor, needed = actor_of(context["request"]), needed_role(route, "POST") or needed_role(route, "GET")
-    if needed is None:
-        return False
-    return permits(actor, route, needed) if project_id is None else actor.may(needed, project_id)
+    return may_submit(actor_of(context["request"]), route, project_id)
 
 
 @register.simple_tag(takes_context=True)

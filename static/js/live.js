@@ -1,6 +1,6 @@
 // Refreshes the live parts of a page: an element with data-refresh="seconds" receives the event of its hx-trigger
 // ("refresh", or "refresh-fast" for 1 s), and htmx requests it again. Nothing is refreshed while the tab is hidden or
-// updates are paused, and no table under the pointer. Charts listen for "tick" on document, once a second. If the server
+// updates are paused (except data-always, the status strip), and no table under the pointer. Charts listen for "tick" on document, once a second. If the server
 // is unreachable, the marker shows that and the page stays as it is.
 const STATES = {
   live: "Live",
@@ -36,19 +36,32 @@ export function startLive() {
     if (button) button.hidden = false;
     button?.addEventListener("click", () => pause(!paused));
     document.addEventListener("pausetoggle", () => pause(!paused));
-    document.addEventListener("visibilitychange", () => document.hidden || tick(1, true));
-    let seconds = 0;
-    setInterval(() => tick(++seconds), 1000);
   }
+  document.addEventListener("visibilitychange", () => document.hidden || tick(1, true, fixed));
+  let seconds = 0;
+  setInterval(() => tick(++seconds, false, fixed), 1000);
   document.addEventListener("htmx:after:request", (event) => onResponse(event.detail.ctx, show));
-  document.addEventListener("htmx:error", () => show("error"));
+  document.addEventListener("htmx:error", (event) => {
+    show("error");
+    if (event.detail.ctx?.sourceElement?.id === "status") showContact(false);
+  });
   document.addEventListener("livestate", (event) => paused || fixed || show(event.detail));
 }
 
-function tick(seconds, now = false) {
-  if (paused || document.hidden) return;
-  document.dispatchEvent(new CustomEvent("tick", { detail: { now } }));
-  for (const element of document.querySelectorAll("[data-refresh]")) {
+// On every page, also without a live part, a line says that the control plane does not respond.
+function showContact(responds) {
+  const line = document.getElementById("contact");
+  if (line && line.hidden !== responds) {
+    line.textContent = responds ? "" : STATES.error;
+    line.hidden = responds;
+  }
+}
+
+function tick(seconds, now = false, fixed = false) {
+  if (document.hidden) return;
+  const still = paused || fixed;
+  if (!still) document.dispatchEvent(new CustomEvent("tick", { detail: { now } }));
+  for (const element of document.querySelectorAll(still ? "[data-always]" : "[data-refresh]")) {
     const every = Number(element.dataset.refresh);
     if (every && (now || seconds % every === 0) && !element.querySelector(POINTED)) {
       element.dispatchEvent(new CustomEvent(element.getAttribute("hx-trigger") ?? "refresh"));
@@ -60,5 +73,9 @@ function onResponse(ctx, show) {
   const raw = ctx?.response?.raw;
   if (!raw) return;
   if (raw.redirected && new URL(raw.url).pathname.startsWith("/accounts/")) location.reload();
-  else if (ctx.sourceElement?.dataset.refresh && !paused) show(raw.ok ? "live" : "error");
+  else if (ctx.sourceElement?.dataset.refresh) {
+    const responds = raw.ok || raw.status === 304;
+    if (!paused) show(responds ? "live" : "error");
+    if (ctx.sourceElement.id === "status") showContact(responds);
+  }
 }

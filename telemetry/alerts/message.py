@@ -10,7 +10,8 @@ from django.urls import reverse
 
 from controlplane.models import Pool, RoutingPolicy
 from telemetry.alerts.findings import Finding, TrafficEvidence
-from telemetry.alerts.kinds import Kind, RuleSettings, Scope
+from telemetry.alerts.kinds import KINDS, Kind, RuleSettings, Scope
+from telemetry.alerts.kinds.base import percent
 from telemetry.alerts.kinds.hit_rate_drop import DropEvidence
 from telemetry.causes.evidence import CauseKind
 from telemetry.metrics.rates import hit_rate_ratio, ratio
@@ -148,6 +149,25 @@ def alert_payload(alert: Alert, kind: str, now: datetime, replaced_cause: str | 
             "path": path,
         },
     }
+
+
+def headline(alert: Alert) -> str:
+    """What happened, when and why, in one short sentence."""
+    onset = DropEvidence.read(alert.detail).onset or alert.started_at
+    group = f" of task group {group_name(alert.rule)}" if alert.rule.group else ""
+    what = alert.summary.rstrip(".")
+    if KINDS[alert.rule.kind].is_drop and alert.baseline is not None and alert.value is not None:
+        what = f"Hit rate{group} fell from {percent(alert.baseline)} to {percent(alert.value)} at {onset:%H:%M} UTC"
+    return f"{what}: {cause_headline(alert.causes[0])}" if alert.causes else what
+
+
+def cause_headline(cause: dict[str, Any]) -> str:
+    """A cause in a few words: of a revision, who published it; of others, the beginning of their summary."""
+    evidence = cause.get("evidence") or {}
+    if cause["kind"] != CauseKind.REVISION or "revision" not in evidence:
+        return str(cause["summary"]).partition(": ")[0].rstrip(".")
+    name = f"{evidence.get('strategy') or 'a policy'} (r{evidence['revision']})"
+    return f"{evidence.get('author') or 'the system'} published {name}"
 
 
 def _revision_link(alert: Alert) -> dict[str, str]:

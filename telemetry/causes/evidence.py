@@ -415,7 +415,9 @@ def _revision(evidence: Document, _: str) -> Iterator[str]:
     strategy = f", strategy {evidence['strategy']}" if evidence.get("strategy") else ""
     yield f"Revision {evidence.get('revision')} of policy {evidence['policy']}{strategy}."
     if evidence.get("author"):
-        yield f"Published by {evidence['author']}{_reason(evidence)}."
+        at = evidence.get("published_at")
+        when = f" at {datetime.fromisoformat(at):%Y-%m-%d %H:%M:%S} UTC" if at else ""
+        yield f"Published by {evidence['author']}{when}{_reason(evidence)}."
     if (other := evidence.get("other_revisions_ratio")) is not None:
         yield f"The policy's other revisions have a hit rate of {percent(other)} at the same time."
     if evidence.get("normal_before_drop"):
@@ -471,7 +473,10 @@ def _now_and_before(name: str, label: str, figure: Callable[[Any], str] = percen
 _GAPS: dict[str, str] = {CauseKind.CAPACITY: "Evicted before it was used again"}
 _Text = Callable[[Document, str], Iterator[str]]
 _Sentence = tuple[tuple[str, ...], _Text]
-_REVISION = ("policy", "revision", "strategy", "author", "reason", "other_revisions_ratio", "normal_before_drop")
+_REVISION = (
+    *("policy", "revision", "strategy", "author", "reason", "published_at"),
+    *("other_revisions_ratio", "normal_before_drop"),
+)
 _PROMPTS = ("new_ratio", "keeps_changing", "kind", "segment", "offset_tokens", "stable_tokens")
 _SENTENCES: tuple[_Sentence, ...] = (
     (("explained_tokens", "lost_tokens", "explained_ratio"), _explained),

@@ -87,6 +87,7 @@ def check_revision(evidence: Evidence) -> Finding | None:
             "strategy": facts.strategy if facts else None,
             "author": facts.author if facts else None,
             "reason": facts.reason if facts else None,
+            "published_at": facts.published_at.isoformat() if facts and facts.published_at else None,
             "share_ratio": round(worst.share, 3),
             "other_revisions_ratio": worst.other_rate,
             "normal_before_drop": worst.hit_as_usual,

@@ -27,7 +27,7 @@ from django.db.models.functions import Least
 from django.utils import timezone
 
 from controlplane.isolation import EXPIRES, failing_items, is_late, worker_silence_s
-from controlplane.models import ConfigSnapshot, ItemFailure, PeriodicTask, Router, WorkerLiveness
+from controlplane.models import ConfigSnapshot, ItemFailure, PeriodicTask, Rollout, Router, WorkerLiveness
 from controlplane.services.snapshots import newest_snapshot
 from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import evaluate, last_evaluation
@@ -35,6 +35,7 @@ from telemetry.metrics.windows import ReachableShare, Window
 from telemetry.models import (
     Alert,
     AlertRule,
+    Channel,
     EvaluationState,
     Notification,
     NotificationState,
@@ -53,9 +54,10 @@ HEARTBEAT_S = 10.0  # interval of a router's heartbeats
 LATE_INTERVALS = 3  # work that is overdue by more than this many intervals is late
 DELIVERY_EVERY_S = 5  # the interval at which beat starts deliveries
 CHECK_EVERY_S = 10.0
+NO_ROLLOUTS = Rollout.objects.none()
 LATE_AFTER_S = 30.0  # without an evaluation, and at least three intervals: a worker restarts in about 5 s
-SCRAPING, EVALUATING, DELIVERING, FIRING = "scraping", "evaluating alert rules", "delivering messages", "firing"
-WORKER = "worker"
+SCRAPING, EVALUATING, DELIVERING = "scraping", "evaluating alert rules", "delivering messages"
+FIRING, CANARIES, WORKER, ROUTERS, REFUSED, CHANNELS = "firing", "canaries", "worker", "routers", "refused", "channels"
 _COMPILED_AT = datetime(2000, 1, 1, tzinfo=UTC)  # every time in a query is relative to the present
 
 
@@ -155,25 +157,6 @@ def own_metrics(now: datetime) -> list[OwnMetric]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class RouterOutage:
-    """No router responds."""
-
-    names: list[str]
-    since: datetime  # the last heartbeat of any of them
-
-
-def router_outage(now: datetime) -> RouterOutage | None:
-    """All routers, if none responds: each is lost, or missed a heartbeat and cannot be scraped. One query."""
-    rows = list(
-        Router.objects.values_list("name", "last_seen_at", "lost_at", "scrape_state__failures").order_by("name")
-    )
-    missed = now - timedelta(seconds=HEARTBEAT_S)
-    if not rows or not all(lost_at or (seen_at < missed and failures) for _, seen_at, lost_at, failures in rows):
-        return None
-    return RouterOutage([name for name, *_ in rows], max(seen_at for _, seen_at, *_ in rows))
-
-
 def _router_metrics(desired: ConfigSnapshot | None, now: datetime) -> Iterable[OwnMetric]:
     number, sha256 = (desired.number, desired.sha256) if desired else (0, "")
     is_current = Q(running_number=number, running_sha256=sha256)
@@ -203,18 +186,32 @@ class TelemetryStatus:
     """What every page shows of telemetry."""
 
     firing: int  # alerts
+    canaries: int  # rollouts by stages that are open
     late: list[str]  # descriptions of late work
     worker_silence_s: float | None  # since a worker last ran scheduled work, if that is too long ago
     failing: list[str]  # periodic tasks with failing items, and how many
+    routers_silent_since: datetime | None  # the last heartbeat of any router, if none responds
+    refused_since: datetime | None  # since when the database has had no space for readings
+    missing_channel: str  # "none": there is no channel; "off": all are disabled; "": one is on, or no router exists
+
+    @property
+    def explains_gap(self) -> bool:
+        """Whether it says why the newest sample is old."""
+        return bool(self.late or self.worker_silence_s or self.refused_since)
 
 
-def telemetry_status(firing: QuerySet[Alert], now: datetime) -> TelemetryStatus:
-    """The number of these alerts, and late and failing work. One query."""
+def telemetry_status(
+    firing: QuerySet[Alert], now: datetime, canaries: QuerySet[Rollout] = NO_ROLLOUTS
+) -> TelemetryStatus:
+    """The numbers of these alerts and rollouts, late and failing work, and what notifies and responds. One query.
+
+    No router responds if each is lost, or missed a heartbeat and cannot be scraped.
+    """
     every_s = settings.SCRAPE_INTERVAL_S
-    status = {work: (at, value) for work, at, value in _status_rows(firing, now) if value is not None}
+    status = {work: (at, value) for work, at, value in _status_rows(firing, canaries, now) if value is not None}
     failing = [f"{task.label} ({status.pop(task.value)[1]:.0f})" for task in PeriodicTask if task.value in status]
-    alerts = int(status.pop(FIRING, (None, 0))[1])
-    silence_s = _lag_s(*status.pop(WORKER, (None, 0.0)), now, 0.0)
+    (heard_at, responding), (added_at, enabled) = status[ROUTERS], status[CHANNELS]
+    silence_s = _lag_s(*status.get(WORKER, (None, 0.0)), now, 0.0)
     schedule = (
         (SCRAPING, every_s, every_s),  # interval, and time after ``at`` from which on it is overdue
         (EVALUATING, max(every_s, 5), max(every_s, 5)),
@@ -225,7 +222,16 @@ def telemetry_status(firing: QuerySet[Alert], now: datetime) -> TelemetryStatus:
         for work, interval_s, grace_s in schedule
     ]
     late = [f"{work} is {lag_s:.0f} s late" for work, interval_s, lag_s in lags if lag_s > LATE_INTERVALS * interval_s]
-    return TelemetryStatus(alerts, late, silence_s if is_late(silence_s) else None, failing)
+    return TelemetryStatus(
+        firing=int(status.get(FIRING, (None, 0))[1]),
+        canaries=int(status.get(CANARIES, (None, 0))[1]),
+        late=late,
+        worker_silence_s=silence_s if is_late(silence_s) else None,
+        failing=failing,
+        routers_silent_since=None if responding else heard_at,
+        refused_since=status[REFUSED][0],
+        missing_channel="" if enabled or not heard_at else "none" if added_at is None else "off",
+    )
 
 
 def _lag_s(at: datetime | None, recorded_s: float, now: datetime, grace_s: float) -> float:
@@ -237,13 +243,16 @@ def overdue_work(now: datetime) -> list[str]:
     return telemetry_status(Alert.objects.none(), now).late
 
 
-def _status_rows(firing: QuerySet[Alert], now: datetime) -> list[tuple[str, datetime | None, float | None]]:
+def _status_rows(
+    firing: QuerySet[Alert], canaries: QuerySet[Rollout], now: datetime
+) -> list[tuple[str, datetime | None, float | None]]:
     """(work, the oldest time at which its work was due, its recorded lag in seconds or its number)."""
     sql, parameters = _schedule_query()
     parts = [(sql, [_shifted(parameter, now) for parameter in parameters])]
-    with contextlib.suppress(EmptyResultSet):
-        number = Count("pk", output_field=FloatField())
-        parts.append(_grouped(firing, Value(FIRING), Value(None, DateTimeField()), number).query.sql_with_params())
+    for name, rows in ((FIRING, firing), (CANARIES, canaries)):
+        with contextlib.suppress(EmptyResultSet):
+            counted = _grouped(rows, Value(name), Value(None, DateTimeField()), _count())
+            parts.append(counted.query.sql_with_params())
     with connection.cursor() as cursor:
         text = " union all ".join(f"({part})" for part, _ in parts)
         cursor.execute(text, [parameter for _, of_part in parts for parameter in of_part])
@@ -256,15 +265,25 @@ def _schedule_query() -> tuple[str, tuple[Any, ...]]:
     zero = Value(0.0, FloatField())
     evaluations = EvaluationState.objects.filter(Exists(AlertRule.objects.filter(enabled=True)))
     failures = ItemFailure.objects.filter(at__gt=_COMPILED_AT - EXPIRES)
+    seen = Q(last_seen_at__gte=_COMPILED_AT - timedelta(seconds=HEARTBEAT_S))
+    responds = Q(lost_at=None) & (seen | Q(scrape_state__failures=0) | Q(scrape_state=None))
+    refused = ScrapeShard.objects.exclude(refused_since=None)
     rows = _grouped(ScrapeShard.objects.all(), Value(SCRAPING), Min("due_at"), Max("lag_s")).union(
         _grouped(evaluations, Value(EVALUATING), Min("at"), zero),
         _grouped(OutboxState.objects.all(), Value(DELIVERING), Min(Least("read_at", "due_since")), zero),
         _grouped(WorkerLiveness.objects.all(), Value(WORKER), Min("seen_at"), zero),
-        _grouped(failures, F("task"), Min("since"), Count("pk", output_field=FloatField())),
+        _grouped(failures, F("task"), Min("since"), _count()),
+        _grouped(Router.objects.all(), Value(ROUTERS), Max("last_seen_at"), _count(responds)),
+        _grouped(refused, Value(REFUSED), Min("refused_since"), zero),
+        _grouped(Channel.objects.all(), Value(CHANNELS), Max("created_at"), _count(Q(enabled=True))),
         all=True,
     )
     sql, parameters = rows.query.sql_with_params()
     return sql, tuple(parameters)
+
+
+def _count(which: Q | None = None) -> Any:
+    return Count("pk", filter=which, output_field=FloatField())
 
 
 def _grouped(queryset: QuerySet[Any], work: Any, at: Any, value: Any) -> Any:

@@ -15,23 +15,29 @@ from typing import Any
 
 from django.conf import settings
 from django.core.paginator import Page, Paginator
-from django.db.models import Q
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.template.loader import render_to_string
 from django.utils import timezone
 from django.utils.functional import SimpleLazyObject
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.views.decorators.cache import cache_control
 from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import conditional_page, require_GET
 
 from controlplane.access.actor import actor_of
+from controlplane.models import Rollout
+from controlplane.models.policy import OPEN_ROLLOUTS
 from controlplane.web.base import Sort, requested_sort, viewable
+from telemetry.alerts.remedies import remedy_of
 from telemetry.metrics.windows import ReplicaRow
-from telemetry.models import Alert, AlertState
+from telemetry.models import Alert, AlertState, Severity
 from telemetry.services.alerts.alerts import open_alerts
 from telemetry.services.figures.groups import share_within
-from telemetry.services.figures.overview import HEALTHS, Kind, worst_first
+from telemetry.services.figures.overview import HEALTHS, worst_first
 from telemetry.services.figures.replicas import events_of
-from telemetry.services.self_monitoring import refused_since, telemetry_status
+from telemetry.services.self_monitoring import TelemetryStatus, telemetry_status
 from telemetry.web.charts import CHARTS, OBJECTIVE, Chart, View
 from telemetry.web.ranges import PageState
 
@@ -45,6 +51,7 @@ GROUP_COLUMNS = (
 )  # fmt: skip
 MAX_MISSED_SCRAPES = 3  # before a page says that scraping stopped
 MAX_EVENTS = 8  # on a page
+MAX_FIRING, MAX_CANARIES = 50, 3  # of which the status strip shows the worst
 REPLICAS_PER_PAGE = 50
 TTFT_COLUMNS = ("ttft_p50_s", "ttft_p95_s")
 
@@ -53,13 +60,54 @@ def telemetry_status_context(request: HttpRequest) -> dict[str, Any]:
     """Context processor: firing alerts that are not suppressed, delays of telemetry. One query if a page shows them."""
     if not (hasattr(request, "user") and request.user.is_authenticated):
         return {}
-    now = timezone.now()
+    return {"telemetry_status": SimpleLazyObject(lambda: _status(request))}
 
-    def status() -> Any:
-        firing = Q(state=AlertState.FIRING, suppression__isnull=True)
-        return telemetry_status(viewable(request, open_alerts()).filter(firing), now)
 
-    return {"telemetry_status": SimpleLazyObject(status)}
+def _status(request: HttpRequest) -> TelemetryStatus:
+    """The status at the first call for a request."""
+    if not hasattr(request, "telemetry_status"):
+        status = telemetry_status(_firing(request), timezone.now(), _canaries(request))
+        request.telemetry_status = status  # type: ignore[attr-defined]
+    return request.telemetry_status  # type: ignore[attr-defined, no-any-return]
+
+
+def _firing(request: HttpRequest) -> QuerySet[Alert]:
+    return viewable(request, open_alerts()).filter(state=AlertState.FIRING, suppression__isnull=True)
+
+
+def _canaries(request: HttpRequest) -> QuerySet[Rollout]:
+    return viewable(request, Rollout.objects.filter(state__in=OPEN_ROLLOUTS)).exclude(stages=[])
+
+
+def strip_html(request: HttpRequest) -> str:
+    """The status strip: computed once for all who may see the same.
+
+    Besides the status it costs a query if alerts fire, one if a rollout by stages is open, and that of a remedy.
+    """
+
+    def compute() -> Content:
+        status = _status(request)
+        alert = min(_firing(request)[:MAX_FIRING], key=_urgency) if status.firing else None
+        rollouts = _canaries(request).select_related("revision__policy").order_by("pk")[:MAX_CANARIES]
+        context = {"request": request, "status": status, "canaries": rollouts if status.canaries else ()}
+        context |= {"alert": alert, "remedy": alert and remedy_of(alert)}
+        return render_to_string("components/status_strip.html", context).encode(), "text/html", 200
+
+    key = frozenset(actor_of(request).roles.items()), "status strip"
+    return _live_parts.get(key, compute, settings.LIVE_PARTS_FRESH_S)[0].decode()
+
+
+def _urgency(alert: Alert) -> tuple[bool, int, bool]:
+    """The most urgent has the least: nobody acknowledged it, then the most severe, then one with a known cause."""
+    severities = (Severity.CRITICAL, Severity.WARNING, Severity.INFO)
+    return alert.acknowledged_at is not None, severities.index(Severity(alert.severity)), not alert.causes
+
+
+def firing_count(request: HttpRequest) -> SafeString:
+    """The number of firing alerts in the navigation, for a refresh."""
+    count = _status(request).firing
+    text = format_html('{}<span class="visually-hidden"> firing</span>', count) if count else ""
+    return format_html('<span class="count" id="firing-count" hx-swap-oob="true">{}</span>', text)
 
 
 def scrape_gap(read_at: datetime | None) -> str:
@@ -137,22 +185,7 @@ def live_context(state: PageState) -> dict[str, Any]:
         "objective_s": objective_s,
         "in_time": share_within(state.subject, state.range.now, objective_s),
         "events": events_of(state.subject, state.range.window, MAX_EVENTS)[::-1],
-        "firing": firing_alerts(state),
-        "refused_since": refused_since,  # called by the template only if scraping stopped
     }
-
-
-def firing_alerts(state: PageState) -> list[Alert]:
-    """The firing alerts of a subject and of its whole pool; none for the fleet, since every page counts those."""
-    subject = state.subject
-    if subject.pool is None:
-        return []
-    names = {"group": subject.group or "", "replica": subject.replica.name if subject.replica else ""}
-    return [
-        alert
-        for alert in open_alerts(subject.pool).filter(state=AlertState.FIRING)
-        if subject.kind is Kind.POOL or all(alert.labels.get(key, "") in {"", name} for key, name in names.items())
-    ]
 
 
 Content = tuple[bytes, str, int]  # with its type and the response's status

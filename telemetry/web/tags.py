@@ -16,7 +16,7 @@ from controlplane.errors import InvalidError
 from controlplane.models import Rollout
 from controlplane.web.tags import NOTHING, badge, count, percent, seconds
 from telemetry.alerts.kinds import KINDS
-from telemetry.alerts.message import revision_path
+from telemetry.alerts.message import headline, revision_path
 from telemetry.causes import CauseKind
 from telemetry.causes.evidence import evidence_lines
 from telemetry.lab.chains import format_hash
@@ -30,7 +30,7 @@ from telemetry.services.alerts.previews import Episode
 from telemetry.services.figures.engine import Reconciled
 from telemetry.services.figures.replicas import CELLS, HeatStrip
 from telemetry.services.lab.value import Amount, amount_text
-from telemetry.web import decisions, rollout_figures
+from telemetry.web import decisions, pages, rollout_figures
 from telemetry.web.charts import absence, figure_text
 from telemetry.web.what_if_figures import VERDICTS
 
@@ -62,6 +62,12 @@ _AGREEMENTS = {
     "too_few": ("too few requests", ""),
     "not_reported": ("not reported", ""),
 }
+
+
+@register.simple_tag(takes_context=True)
+def status_strip(context: template.Context) -> SafeString:
+    """What every page says about alerts, telemetry and rollouts; rendered with escapes by its own template."""
+    return SafeString(pages.strip_html(context["request"]))
 
 
 @register.filter
@@ -165,6 +171,7 @@ def cause_url(cause: dict[str, Any], policy_ids: dict[str, int]) -> str:
     return revision_path(policy_ids[cause["evidence"]["policy"]], cause["evidence"]["revision"])
 
 
+register.filter("headline", headline)
 register.filter("evidence_lines", evidence_lines)
 
 

@@ -47,6 +47,7 @@ urlpatterns = [
     path("pools/<name:pool_name>/groups/<name:group_name>/live/", overview.group_live, name="group-live"),
     path("replicas/<name:replica_name>/", overview.replica_detail, name="replica"),
     path("replicas/<name:replica_name>/live/", overview.replica_live, name="replica-live"),
+    path("status/", alerts.status, name="status"),
     path("search/", links.search_page, name="search"),
     path("charts/<slug:slug>/", charts.chart_table, name="chart-table"),
     path("charts/<slug:slug>/figure/", charts.chart_figure, name="chart-figure"),

@@ -145,7 +145,7 @@ def test_the_only_router_that_hangs_is_shown_in_red_within_15_s_and_is_a_critica
     with signed_in(stand.stack.web) as browser:
 
         def is_shown() -> bool:
-            return 'id="router-outage"' in browser.get("/live/").text
+            return 'id="router-outage"' in browser.get("/status/").text
 
         until(lambda: not is_shown(), 60 * slowdown(), "the router to be there")
         os.kill(router, signal.SIGSTOP)

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.contrib.auth.models import User
 from django.db import transaction
-from django.db.models import Max, QuerySet
+from django.db.models import Exists, Max, OuterRef, Q, QuerySet
 
 from controlplane.errors import (
     ConflictError,
@@ -263,11 +263,11 @@ def check_not_faulted(policy: RoutingPolicy, digest: str, *, is_confirmed: bool)
         raise FaultedRevisionError(fault_text(revision), members)
 
 
-def last_healthy_revision(policy: RoutingPolicy) -> PolicyRevision | None:
-    """The newest former revision whose settings are neither active nor faulty. One query."""
-    live, faulty = policy.revisions.filter(state=RevisionState.LIVE), policy.revisions.exclude(fault="")
-    former = policy.revisions.filter(state=RevisionState.RETIRED)
-    return former.exclude(digest__in=live.union(faulty).values("digest")).order_by("-number").first()
+def healthy_revisions() -> QuerySet[PolicyRevision]:
+    """Former revisions whose settings are neither active nor faulty, newest first."""
+    same = PolicyRevision.objects.filter(policy=OuterRef("policy"), digest=OuterRef("digest"))
+    unwanted = same.filter(Q(state=RevisionState.LIVE) | ~Q(fault=""))
+    return PolicyRevision.objects.filter(~Exists(unwanted), state=RevisionState.RETIRED).order_by("-number")
 
 
 def record_alert_cause(alert: int, policy: str, number: int | None) -> None:

@@ -117,23 +117,13 @@ class ReasonForm(Form):
 
 
 class RevertForm(FaultConfirmation):
-    """The reason, and the policy's name typed as a confirmation."""
+    """The reason, and a confirmation for a faulty revision."""
 
     reason = forms.CharField(
         max_length=400, help_text="One sentence for the history, such as: TTFT doubled after revision 7."
     )
-    typed = forms.CharField(widget=forms.TextInput({"autocomplete": "off", "spellcheck": "false"}))
     live = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
     def __init__(self, earlier: PolicyRevision, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.name = earlier.policy.name
-        self.fields["typed"].label = f"Type {self.name} to confirm"
         self.add_confirmation(earlier)
-
-    def clean_typed(self) -> str:
-        """The policy's exact name."""
-        typed = str(self.cleaned_data["typed"]).strip()
-        if typed != self.name:
-            raise forms.ValidationError(f"This is not {self.name}. Nothing was changed.")
-        return typed

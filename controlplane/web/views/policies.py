@@ -20,7 +20,7 @@ from controlplane.services.impact import current_fleet, effects_of_settings, war
 from controlplane.services.policies.lifecycle import (
     create_policy,
     discard_draft,
-    last_healthy_revision,
+    healthy_revisions,
     publish_revision,
     remove_policy,
     save_draft,
@@ -99,7 +99,7 @@ def _context(policy: RoutingPolicy) -> dict[str, Any]:
         "live": live,
         "live_help": strategy,
         "live_settings": _setting_rows(strategy, live.settings) if live and strategy else [],
-        "previous": last_healthy_revision(policy) if live else None,
+        "previous": healthy_revisions().filter(policy=policy).first() if live else None,
         "draft": draft,
         "history": history,
         **_delivery(policy),

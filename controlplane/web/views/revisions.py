@@ -78,13 +78,14 @@ def revision_compare(request: HttpRequest, policy_id: int) -> HttpResponse:
 
 @require_http_methods(["GET", "POST"])
 def policy_revert(request: HttpRequest, policy_id: int, number: int) -> HttpResponse:
-    """Publish a copy of an earlier revision, confirmed by typing the policy's name."""
+    """Publish a copy of an earlier revision. ``?reason=`` fills in the reason, such as that of an alert."""
     policy = get_policy(policy_id)
     earlier = _revision(policy, number)
     if earlier is None or earlier.state == RevisionState.DRAFT:
         raise Http404
     live = policy.live()
-    form = RevertForm(earlier, request.POST or None, initial={"live": live.number if live else None})
+    initial = {"live": live.number if live else None, "reason": request.GET.get("reason", "")}
+    form = RevertForm(earlier, request.POST or None, initial=initial)
     if form.is_valid():
         with form.service_errors():
             reason, expected = form.cleaned_data["reason"], form.cleaned_data["live"]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID, uuid5
 
 from django.contrib.auth.models import User
@@ -44,14 +44,6 @@ _KEYS = UUID("7f6a2c1e-5d1b-4b0e-9c55-2f0c8a4f6d3b")  # namespace of the ids of 
 def channels() -> QuerySet[Channel]:
     """Every channel with its owner, by name."""
     return Channel.objects.select_related("owner").order_by("name")
-
-
-def notified_by() -> Literal["channels", "none", "off"]:
-    """Whether a channel is enabled, there is none, or all are disabled. One query."""
-    enabled = list(Channel.objects.values_list("enabled", flat=True).distinct())
-    if any(enabled):
-        return "channels"
-    return "off" if enabled else "none"
 
 
 @transaction.atomic

@@ -10,6 +10,7 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
+from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from controlplane.access.actor import actor_of
@@ -34,9 +35,9 @@ from telemetry.services.alerts import silences as service
 from telemetry.services.alerts.alerts import AlertFilter, acknowledge, open_alerts, resolved_alerts, unacknowledge
 from telemetry.services.alerts.previews import preview_period
 from telemetry.services.alerts.rules import rules
-from telemetry.services.notifications.channels import notified_by
 from telemetry.web.breakdown_figures import draw
 from telemetry.web.forms import SilenceForm
+from telemetry.web.pages import firing_count, live_part, strip_html
 
 PAGE = 50
 BEFORE_ALERT = timedelta(hours=1)  # of an alert's chart before the alert
@@ -44,6 +45,12 @@ AFTER_ALERT = timedelta(minutes=15)
 MAX_CHART = timedelta(days=2)
 FILTERS = ("pool", "kind", "severity", "after", "before")  # of resolved alerts, as over REST
 SILENCED_BY = ("pool", "group", "replica", "rule")  # labels in the default matchers of an alert
+
+
+@live_part
+def status(request: HttpRequest) -> HttpResponse:
+    """The status strip of every page and the number of firing alerts, for a refresh."""
+    return HttpResponse(strip_html(request) + firing_count(request))
 
 
 @require_GET
@@ -63,7 +70,6 @@ def alert_list(request: HttpRequest) -> HttpResponse:
         ],
         "pools": list(viewable(request, Pool.objects.all())),
         "policy_ids": _policies_of_causes(request, firing),
-        "notified_by": notified_by(),
         **_resolved(request),
     }
     return render_live(request, "telemetry/alerts.html", context)
@@ -147,7 +153,9 @@ def alert_acknowledge(request: HttpRequest, alert_id: int) -> HttpResponse:
     with errors_as_messages(request):
         acknowledge(alert, by=current_user(request), note=request.POST.get("note", ""))
         messages.success(request, "You acknowledged the alert. No further notifications are sent for it.")
-    return redirect("telemetry:alert", alert_id)
+    page = request.POST.get("next", "")  # where the status strip was
+    is_own = page.startswith("/") and url_has_allowed_host_and_scheme(page, allowed_hosts=None)
+    return redirect(page) if is_own else redirect("telemetry:alert", alert_id)
 
 
 @require_POST

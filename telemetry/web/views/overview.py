@@ -24,8 +24,6 @@ from telemetry.services.figures.semantic_cache import semantic_cache_of
 from telemetry.services.lab.costs import has_response_cache, response_cache_figures
 from telemetry.services.lab.decisions import MIN_PROMPTS, lint_prompts
 from telemetry.services.lab.scaling import scaling_of
-from telemetry.services.notifications.channels import notified_by
-from telemetry.services.self_monitoring import router_outage
 from telemetry.storage.dimension_sums import usage_reports
 from telemetry.web.breakdown_figures import draw_precision
 from telemetry.web.pages import GROUP_COLUMNS, frame, live_context, live_part, replica_table, scrape_gap
@@ -51,7 +49,6 @@ def _tables(request: HttpRequest, state: PageState) -> dict[str, Any]:
         "tiles": tiles,
         "cache": response_cache_figures(subject.pools, state.range.table) if has_cache else None,
         "read_at": tiles.read_at,
-        "router_outage": router_outage(timezone.now()) if state.range.live else None,
         "scrape_gap": scrape_gap(tiles.read_at) if state.range.live and tiles.replicas_total else "",
         "replicas": table,
         "not_up": [row for row in rows if row.health in {"down", "stale"}],
@@ -79,7 +76,7 @@ def overview_live(request: HttpRequest) -> HttpResponse:
 
 
 def _fleet(request: HttpRequest, state: PageState) -> dict[str, Any]:
-    return {**_tables(request, state), "notified_by": notified_by()}
+    return _tables(request, state)
 
 
 @require_GET

@@ -50,7 +50,7 @@ def test_the_errors_of_a_publication_are_linked_though_its_form_is_far_down(visi
 
 def test_an_error_of_no_field_is_in_the_summary_too(visitor, policy):
     publish_revision(save_draft(policy, {"strategy": "random"}).pk)
-    body = {"reason": "slow", "typed": policy.name, "live": 1}
+    body = {"reason": "slow", "live": 1}
     ((link, text),) = problems(visitor.post(f"/policies/{policy.pk}/revert/1/", body))
     assert (link, "no longer active" in text) == ("", True)
 

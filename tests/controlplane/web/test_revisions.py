@@ -77,14 +77,12 @@ def test_a_rollback_first_shows_its_effects(visitor, history):
     assert history.live().number == 3
 
 
-def test_a_rollback_needs_the_name_of_the_policy_as_confirmation(visitor, history):
-    for typed in ("", "Default", "default.x"):
-        answer = visitor.post(path(history, "revert/1/"), {"reason": "slow", "typed": typed, "live": 3})
-        assert answer.status_code == 422
-    assert "This is not default. Nothing was changed." in answer.text
+def test_a_rollback_needs_a_reason_which_a_link_may_fill_in(visitor, history):
+    assert 'value="Alert 7: slow"' in visitor.get(path(history, "revert/1/?reason=Alert%207:%20slow")).text
+    assert visitor.post(path(history, "revert/1/"), {"reason": "", "live": 3}).status_code == 422
     assert history.live().number == 3
 
-    answer = visitor.post(path(history, "revert/1/"), {"reason": "slow", "typed": "default", "live": 3}, follow=True)
+    answer = visitor.post(path(history, "revert/1/"), {"reason": "slow", "live": 3}, follow=True)
 
     assert "Revision 4 has the settings of revision 1" in answer.text
     assert (history.live().strategy, history.live().reason) == ("round_robin", "Back to revision 1: slow")
@@ -98,7 +96,7 @@ def test_a_revision_that_an_alert_named_is_marked_not_offered_and_asked_about_on
         assert '<a class="badge bad" href="/alerts/7/"' in text
         assert "named by </span>alert 7</a>" in text
 
-    answers = {"reason": "again", "typed": "default", "live": 3}
+    answers = {"reason": "again", "live": 3}
     refused = visitor.post(path(history, "revert/2/"), answers)
     assert refused.status_code == 422
     assert "Confirm that these settings are to be published again." in refused.text

@@ -7,7 +7,7 @@ import time_machine
 
 from controlplane.errors import FaultedRevisionError
 from controlplane.services.fleet.replicas import add_replica
-from controlplane.services.policies.lifecycle import last_healthy_revision, publish_revision, revert_policy, save_draft
+from controlplane.services.policies.lifecycle import healthy_revisions, publish_revision, revert_policy, save_draft
 from controlplane.services.routers import announce
 from telemetry.models import Alert, AlertRule, AlertState
 from telemetry.services.alerts.explanations import explain_drops
@@ -60,12 +60,12 @@ def marks(policy):
 def test_the_revision_is_marked_and_an_earlier_one_is_offered(alert, policy):
     assert (alert.causes[0]["kind"], alert.causes[0]["evidence"]["revision"]) == ("revision", 3)
     assert marks(policy) == {3: ("alert", alert.pk)}
-    assert last_healthy_revision(policy).number == 2
+    assert healthy_revisions().filter(policy=policy).first().number == 2
 
 
 def test_after_the_rollback_it_is_not_offered_and_needs_a_confirmation(alert, policy):
     revert_policy(policy, 2)
-    assert last_healthy_revision(policy).number == 1
+    assert healthy_revisions().filter(policy=policy).first().number == 1
     Alert.objects.update(state=AlertState.RESOLVED, resolved_at=at(900))
     explain_drops(at(960))
     assert marks(policy) == {3: ("alert", alert.pk)}

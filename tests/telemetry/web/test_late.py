@@ -43,8 +43,8 @@ def test_a_page_reports_missing_scrapes_once(visitor, noon, fleet):
 
     text = visitor.get("/").text
 
-    assert "Last successful scrape: " in text
-    assert "Telemetry is late" not in text
+    assert "Telemetry is late: scraping is " in text
+    assert "Last successful scrape: " not in text
 
 
 def test_a_page_says_that_items_of_background_tasks_fail_and_names_none(visitor, noon):

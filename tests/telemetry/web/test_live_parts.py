@@ -8,8 +8,9 @@ from functools import partial
 import pytest
 import time_machine
 from django.test import Client
+from django.utils import timezone
 
-from controlplane.models import Replica, Role
+from controlplane.models import Replica, Role, Router
 from controlplane.services.access.users import set_role
 from controlplane.services.fleet.pools import create_pool, create_project
 from controlplane.services.fleet.replicas import add_replica
@@ -121,6 +122,7 @@ def test_readers_of_different_projects_and_roles_never_share_a_live_part(signed_
     for project in projects:
         pool = create_pool(f"pool-{project.name}", project=project, models=[project.name])
         add_replica(pool, name=f"gpu-{project.name}", url=f"http://gpu-{project.name}:8000")
+    Router.objects.create(name="router-1", admin_url="http://127.0.0.1:9000", last_seen_at=timezone.now())
     red, again, blue, editor = (
         signed_in("rosa", Role.VIEWER, projects[0]),
         signed_in("rudi", Role.VIEWER, projects[0]),
@@ -132,6 +134,8 @@ def test_readers_of_different_projects_and_roles_never_share_a_live_part(signed_
         assert [["gpu-red" in text, "gpu-blue" in text] for text in texts] == [
             [True, False], [True, False], [False, True], [True, True],
         ]  # fmt: skip
+        texts = [browser.get("/status/").text for browser in (red, again, blue, editor)]
+        assert ["No notification channel" in text for text in texts] == [True] * 4
         assert ["/channels/new/" in text for text in texts] == [False, False, False, True]
     assert len(computed) == 3
 
@@ -233,7 +237,7 @@ def test_ttft_sorts_the_whole_fleet_and_is_queried_for_the_rows_of_a_page(visito
 
 def test_the_live_part_of_a_large_fleet_is_small(visitor, many, django_assert_num_queries):
     visitor.get("/live/")
-    with django_assert_num_queries(35):
+    with django_assert_num_queries(33):
         text = visitor.get("/live/").text
 
     rows = text[text.index('id="replicas"') : text.index('id="groups"')]

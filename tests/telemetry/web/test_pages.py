@@ -26,7 +26,7 @@ def test_a_page_has_tiles_charts_and_what_happened_and_its_live_part_is_a_fragme
 
     assert 'id="tiles"' in text
     assert "Policy chat revision 2" in text
-    live = re.search(r'hx-get="([^"]+)"', text)[1].replace("&amp;", "&")
+    live = re.findall(r'hx-get="([^"]+)"', text)[1].replace("&amp;", "&")
     part = visitor.get(live)
     assert "<html" not in part.text
     assert 'id="tiles"' in part.text
@@ -80,20 +80,9 @@ def test_a_pool_says_what_fires_and_which_policy_is_active(visitor, fleet, noon)
 
     text = visitor.get("/pools/chat/").text
 
-    assert "31.0 %, 33.0 points below its baseline" in text
+    assert "Hit rate fell from 64.0 % to 31.0 %" in text
     assert f'href="/policies/{fleet.policies.get(group=None).pk}/"' in text
     assert "chat r2" in text
-
-
-def test_an_alert_of_one_replica_shows_on_its_page_and_on_the_pools(visitor, fleet, noon):
-    alert = drop_alert(fleet, noon)
-    Alert.objects.filter(pk=alert.pk).update(labels={"pool": "chat", "replica": "gpu-2"})
-
-    def shown(path):
-        return f'href="/alerts/{alert.pk}/"' in visitor.get(path).text
-
-    assert [shown(path) for path in ("/pools/chat/", "/replicas/gpu-2/", "/replicas/gpu-1/")] == [True, True, False]
-    assert not shown("/pools/chat/groups/coding/")
 
 
 def test_a_group_shows_its_objective_its_prefix_and_where_its_requests_go(visitor, fleet):
@@ -246,7 +235,7 @@ def test_a_pool_without_replicas_says_the_next_step(visitor):
 
 
 @pytest.mark.parametrize(
-    ("path", "queries"), [("/pools/chat/", 53), ("/pools/chat/groups/coding/", 24), ("/replicas/gpu-1/", 26)]
+    ("path", "queries"), [("/pools/chat/", 51), ("/pools/chat/groups/coding/", 23), ("/replicas/gpu-1/", 25)]
 )
 def test_a_page_costs_the_same_whatever_the_fleets_size(visitor, noon, django_assert_num_queries, path, queries):
     warm_fleet(noon, seconds=60, replicas=9)
