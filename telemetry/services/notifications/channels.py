@@ -178,7 +178,7 @@ def notify_topic(
     labels: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Put a message into the outbox for each enabled channel that asks for a topic, once for each ``key``. Of a
-    channel's matchers, those on ``labels`` apply. Three queries.
+    channel's matchers, those on ``labels`` apply. Two queries, four for a message that is new.
     """
     chosen = [
         channel.pk
@@ -186,11 +186,14 @@ def notify_topic(
         if match_all((matcher for matcher in parse_stored(channel.matchers) if matcher.label in labels), labels)
     ]
     payload = {"type": message_type, "timestamp": now.isoformat(timespec="milliseconds"), "data": data}
+    ids = {uuid5(_KEYS, f"{pk} {key}"): pk for pk in chosen}
+    for written in Notification.objects.filter(pk__in=ids).values_list("pk", flat=True):
+        del ids[written]
+    existing = lock_channels(ids.values()) if ids else frozenset()
     rows = [
-        Notification(
-            pk=uuid5(_KEYS, f"{pk} {key}"), channel_id=pk, kind=kind, payload=payload, next_at=now, created_at=now
-        )
-        for pk in lock_channels(chosen)
+        Notification(pk=pk, channel_id=channel, kind=kind, payload=payload, next_at=now, created_at=now)
+        for pk, channel in ids.items()
+        if channel in existing
     ]
     Notification.objects.bulk_create(rows, ignore_conflicts=True)
     if rows:

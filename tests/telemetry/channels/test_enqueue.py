@@ -170,10 +170,14 @@ def rolled_back(pool):
     return rollout
 
 
-def test_a_channel_that_asks_for_rollouts_gets_each_step_once_with_the_reason(pool, subscribed):
+def test_a_channel_that_asks_for_rollouts_gets_each_step_once_with_the_reason(
+    pool, subscribed, django_capture_on_commit_callbacks
+):
     rollout = rolled_back(pool)
     notify_rollouts(timezone.now())
-    notify_rollouts(timezone.now())
+    with django_capture_on_commit_callbacks() as callbacks:
+        notify_rollouts(timezone.now())
+    assert callbacks == []  # no delivery is started again
     assert steps() == [("ops", "started"), ("ops", "rolled_back")]
     data = Notification.objects.order_by("-number").first().payload["data"]
     assert data["summary"].endswith("was rolled back automatically: A hit rate of 41.0 % compared with 60.0 %.")
