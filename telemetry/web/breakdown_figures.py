@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from telemetry.lab.breakdown import LOSS_TEXTS, LOSSES, TERMS, Breakdown, LossText, points, summary
@@ -179,7 +178,6 @@ class Sketch:
     rows: list[tuple[float, str]]  # (y, label)
     columns: list[tuple[float, str]]  # (x, label)
     summary: str
-    others: list[str] = field(default_factory=list)  # values that are compared with
     areas: list[str] = field(default_factory=list)  # intervals of the values, or beyond the limit
     marks: list[float] = field(default_factory=list)  # vertical lines
     lines: list[Line] = field(default_factory=list)  # of a chart with several names
@@ -228,27 +226,44 @@ class Line(NamedTuple):
 DASHES = {"solid": "none", "dash": "6 4", "dot": "2 3", "dashdot": "6 3 2 3"}  # of ``figures.DASHES``
 
 
+Points = Sequence[tuple[datetime, float | None]]
+
+
 def draw_lines(
-    lines: Sequence[tuple[str, Sequence[tuple[datetime, float | None]]]], unit: str, *, summary: str
+    lines: Sequence[tuple[str, Points]],
+    unit: str,
+    *,
+    summary: str,
+    limit: Points = (),
+    lower_is_worse: bool = False,
+    marks: Sequence[datetime] = (),
 ) -> Sketch | None:
-    """A line for each name; None without any value."""
+    """A line for each name; None without any value. What is beyond the ``limit`` is shaded."""
     known = [value for _, points in lines for _, value in points if value is not None]
     if not known:
         return None
     times = [at for _, points in lines for at, _ in points]
     start, end = min(times), max(*times, min(times) + timedelta(minutes=1))
-    top = 1.0 if unit == "ratio" else (max(known) or 1.0) * 1.1
-    scale = _Scale(start, (end - start).total_seconds(), top)
-    drawn = [
-        Line(
-            label,
-            figures.colour(number),
-            DASHES[figures.dash(number)],
-            _lines([(scale.x(at), scale.y(value)) for at, value in points]),
-        )
-        for number, (label, points) in enumerate(lines)
-    ]
-    return _on_axes(scale, end, unit, summary=summary, lines=drawn)
+    highest = max(known + [value for _, value in limit if value is not None])
+    is_share = unit == "ratio" and (lower_is_worse or not limit)
+    scale = _Scale(start, (end - start).total_seconds(), 1.0 if is_share else (highest or 1.0) * 1.1)
+
+    def parts(points: Points) -> list[str]:
+        return _lines([(scale.x(at), scale.y(value)) for at, value in points])
+
+    edge, limits = scale.y(0.0 if lower_is_worse else scale.top), parts(limit)
+    corners = [[pair.partition(",")[0] for pair in line.split()] for line in limits]
+    looks = ((label, figures.colour(number), DASHES[figures.dash(number)]) for number, (label, _) in enumerate(lines))
+    return _on_axes(
+        scale,
+        end,
+        unit,
+        lines=[Line(*look, parts(points)) for look, (_, points) in zip(looks, lines, strict=True)],
+        limits=limits,
+        areas=[f"{line} {x[-1]},{edge:.1f} {x[0]},{edge:.1f}" for line, x in zip(limits, corners, strict=True)],
+        marks=[scale.x(at) for at in marks],
+        summary=summary,
+    )
 
 
 def _on_axes(scale: _Scale, end: datetime, unit: str, **shapes: Any) -> Sketch:
@@ -258,49 +273,6 @@ def _on_axes(scale: _Scale, end: datetime, unit: str, **shapes: Any) -> Sketch:
         rows=[(scale.y(scale.top * part) or 0.0, figure_text(scale.top * part, unit)) for part in (0.0, 0.5, 1.0)],
         columns=[(scale.x(at), _time(at, scale.length_s)) for at in _ticks(scale.start, end)],
         **(no_lines | shapes),
-    )
-
-
-class Compared(NamedTuple):
-    """One analysis of a canary's figure; an unknown value is None."""
-
-    at: datetime
-    stage: int
-    canary: float | None
-    baseline: float | None
-    limit: float | None
-
-
-def draw_canary(points: Sequence[Compared], unit: str, *, lower_is_worse: bool, summary: str) -> Sketch | None:
-    """A figure of the canary and of the active revision by time, each step for itself; None without any value."""
-    known = [value for point in points for value in point[2:] if value is not None]
-    if not any(point.canary is not None or point.baseline is not None for point in points):
-        return None
-    steps = [list(group) for _, group in groupby(points, key=lambda point: point.stage)]
-    start, end = points[0].at, max(points[-1].at, points[0].at + timedelta(minutes=1))
-    top = (1.0 if unit == "ratio" and lower_is_worse else max(known) * 1.1) or (0.01 if unit == "ratio" else 1.0)
-    scale = _Scale(start, (end - start).total_seconds(), top)
-    edge = scale.y(0.0 if lower_is_worse else top)
-
-    def lines(name: str) -> list[str]:
-        drawn = ([(scale.x(point.at), scale.y(getattr(point, name))) for point in step] for step in steps)
-        return [line for step in drawn for line in _lines(step)]
-
-    def beyond(line: str) -> str:
-        first, *_, last = (pair.partition(",")[0] for pair in line.split())
-        return f"{line} {last},{edge:.1f} {first},{edge:.1f}"
-
-    limits = lines("limit")
-    return _on_axes(
-        scale,
-        end,
-        unit,
-        values=lines("canary"),
-        others=lines("baseline"),
-        limits=limits,
-        areas=[beyond(line) for line in limits],
-        marks=[scale.x(step[0].at) for step in steps[1:]],
-        summary=summary,
     )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from controlplane.models import Rollout, RolloutState
 from controlplane.services.policies.rollout_plans import read_stage
@@ -14,7 +14,7 @@ from controlplane.services.policies.rollouts import Verdict
 from controlplane.web.tags import count, seconds
 from telemetry.guards.confidence import MIN_BINS
 from telemetry.guards.measurement import COLLECTED_S, analyzed_since, bin_length_s, next_analysis_at
-from telemetry.web.breakdown_figures import Compared, Sketch, draw_canary
+from telemetry.web.breakdown_figures import Sketch, draw_lines
 from telemetry.web.charts import figure_text
 
 TITLES = {
@@ -25,6 +25,18 @@ TITLES = {
 }
 
 
+GAP = timedelta(milliseconds=1)  # before a step
+SIDES = ("canary", "baseline", "limit")
+
+
+class Row(NamedTuple):
+    """The result of one analysis."""
+
+    at: datetime
+    step: int
+    figure: dict[str, Any]  # PAST_FIGURE
+
+
 @dataclass(frozen=True, slots=True)
 class CanaryChart:
     """A figure of all analyses of a rollout."""
@@ -32,7 +44,7 @@ class CanaryChart:
     title: str
     unit: str
     sketch: Sketch
-    rows: list[tuple[Compared, str]]  # with the verdict, newest first
+    rows: list[Row]  # newest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +60,32 @@ def canary_analysis(rollout: Rollout, now: datetime) -> CanaryAnalysis:
 
 
 def _chart(rollout: Rollout, name: str) -> CanaryChart | None:
-    rows, unit = list[tuple[Compared, str]](), ""
+    """One figure; the lines have a gap before each step, whose analysis begins anew."""
+    rows, gaps = list[Row](), list[datetime]()
     for point in rollout.past_readings:
-        for figure in point["figures"]:
-            if figure["name"] == name:
-                values = (figure[side] for side in ("canary", "baseline", "limit"))
-                at = datetime.fromisoformat(point["at"])
-                rows.append((Compared(at, point["stage"] + 1, *values), figure["verdict"]))
-                unit = figure["unit"]
+        at, step = datetime.fromisoformat(point["at"]), point["stage"] + 1
+        if rows and rows[-1].step != step:
+            gaps.append(at)
+        rows += [Row(at, step, figure) for figure in point["figures"] if figure["name"] == name]
     if not rows:
         return None
-    last, verdict = rows[-1]
-    sides = f"canary {figure_text(last.canary, unit)}, active {figure_text(last.baseline, unit)}"
-    summary = f"{TITLES[name]}: {sides}, limit {figure_text(last.limit, unit)}, {verdict.replace('_', ' ')}"
-    drawn = draw_canary([row for row, _ in rows], unit, lower_is_worse=name == "hit_rate", summary=summary)
+
+    def line(side: str) -> list[tuple[datetime, float | None]]:
+        points = [(row.at, row.figure[side]) for row in rows] + [(at - GAP, None) for at in gaps]
+        return sorted(points, key=lambda point: point[0])
+
+    last = rows[-1].figure
+    unit = last["unit"]
+    canary, active, limit = (figure_text(last[side], unit) for side in SIDES)
+    text = f"{TITLES[name]}: canary {canary}, active {active}, limit {limit}, {last['verdict'].replace('_', ' ')}"
+    drawn = draw_lines(
+        [("canary", line("canary")), ("active revision", line("baseline"))],
+        unit,
+        summary=text,
+        limit=line("limit"),
+        lower_is_worse=name == "hit_rate",
+        marks=gaps,
+    )
     return CanaryChart(TITLES[name], unit, drawn, rows[::-1]) if drawn else None
 
 

@@ -164,17 +164,12 @@ def what_if_page(request: HttpRequest, what_if_id: int) -> HttpResponse:
         "charts": charts_of(what_if, rows) if result else [],
         "groups": [
             (name, [(row.name, row.groups.get(name)) for row in rows[1:]])
-            for name, _ in sorted(rows[1].groups.items() if rows else (), key=_most_requests)
+            for name, _ in sorted(rows[1].groups.items() if rows else (), key=lambda pair: -pair[1]["requests"])
         ],
         "is_sweep": is_sweep(what_if.candidates),
         "counted_from": datetime.fromisoformat(result["counted_from"]) if result else None,
     }
     return render_live(request, "telemetry/what_if.html", context)
-
-
-def _most_requests(group: tuple[str, dict[str, Any]]) -> tuple[int, bool, str]:
-    name, figures = group
-    return -figures["requests"], not name, name
 
 
 def _draft_action(what_if: WhatIf, row: Row) -> dict[str, Any] | None:
