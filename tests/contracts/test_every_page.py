@@ -17,7 +17,7 @@ NOT_PAGES = {
     "telemetry:replica-live",
     "telemetry:chart-figure", "telemetry:chart-csv", "telemetry:chart-json", "telemetry:breakdown-figure",
     "telemetry:events-csv",
-    "telemetry:what-if-figure", "telemetry:capacity-figure", "telemetry:what-if-draft", "telemetry:prediction-figure",
+    "telemetry:capacity-figure", "telemetry:what-if-draft", "telemetry:prediction-figure",
     "telemetry:prediction-of-rollout",
     "controlplane:policy-rollout", "controlplane:warming", "controlplane:pool-sources",
     "controlplane:audit-csv", "telemetry:link-follow",
