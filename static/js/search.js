@@ -1,5 +1,7 @@
-// The search dialog, opened by "/": a list of links to select with arrow keys. Without scripts, search is a page.
+// The search dialog, opened by "/": links to pages, actions and rows, to select with arrow keys. Without scripts, search
+// is a page. Choosing a theme needs no page, so this list alone has it.
 const WAIT_MS = 120;
+const THEMES = [["light", "Light theme"], ["dark", "Dark theme"], ["system", "Theme of the system"]];
 
 export function startSearch() {
   const dialog = document.getElementById("search");
@@ -12,6 +14,7 @@ export function startSearch() {
     event?.preventDefault();
     dialog.showModal();
     input.select();
+    search();
   };
   document.addEventListener("searchopen", () => open());
   document.querySelector("[data-search]")?.addEventListener("click", open);
@@ -24,7 +27,14 @@ export function startSearch() {
     const first = list.querySelector("a");
     if (!first || requested !== input.value) return; // submit to the search page
     event.preventDefault();
-    location.assign(first.href);
+    first.click();
+  });
+  list.addEventListener("click", (event) => {
+    const theme = event.target.closest("a")?.hash.match(/^#theme-(\w+)$/)?.[1];
+    if (!theme) return;
+    event.preventDefault();
+    document.querySelector(`[data-theme-choice=${theme}]`).click();
+    dialog.close();
   });
   dialog.addEventListener("keydown", (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
@@ -37,26 +47,37 @@ export function startSearch() {
   async function search() {
     const text = input.value;
     try {
-      const response = await fetch(`${form.action}?format=json&q=${encodeURIComponent(text)}`);
+      const carried = document.querySelector(".rail li a")?.search.slice(1) ?? "";
+      const response = await fetch(`${form.action}?${carried}&format=json&q=${encodeURIComponent(text)}`);
       if (!response.ok || text !== input.value) return;
       const { found } = await response.json();
       requested = text;
-      list.replaceChildren(...found.map(entry));
-      help.textContent = found.length ? `${found.length} results. Arrow keys select, Enter opens.` : text ? "No results." : "";
+      const themes = text ? THEMES.filter(([, name]) => `change ${name}`.toLowerCase().includes(text.toLowerCase().trim())) : [];
+      found.push(...themes.map(([theme, name]) => ({ kind: "Theme", name, note: "", href: `#theme-${theme}`, key: "" })));
+      list.replaceChildren(...found.flatMap((row, at) => (row.kind === found[at - 1]?.kind ? [entry(row)] : [heading(row.kind), entry(row)])));
+      help.textContent = `${found.length || "No"} result${found.length === 1 ? "" : "s"}. Arrow keys select, Enter opens, Esc closes.`;
     } catch {
       help.textContent = "Search is unavailable.";
     }
   }
 }
 
-function entry({ kind, name, href }) {
-  const link = document.createElement("a"), label = document.createElement("span"), word = document.createElement("span");
+function heading(kind) {
+  const item = make("li", kind);
+  item.className = "kind";
+  return item;
+}
+
+function entry({ name, note, href, key }) {
+  const link = document.createElement("a"), aside = make("span", key ? "" : note), item = document.createElement("li");
   link.href = href;
-  label.textContent = name;
-  word.textContent = kind;
-  word.className = "muted small";
-  link.append(label, word);
-  const item = document.createElement("li");
+  aside.className = "muted small";
+  if (key) aside.append(make("kbd", "g"), " ", make("kbd", key));
+  link.append(make("span", name), aside);
   item.append(link);
   return item;
+}
+
+function make(tag, text) {
+  return Object.assign(document.createElement(tag), { textContent: text });
 }

@@ -1,4 +1,4 @@
-"""Search by name, and short links: a code that leads to a view with its range, zoom and filters.
+"""Search, and short links: a code that leads to a view with its range, zoom and filters.
 
 A short link is only an address: a user who follows it must sign in and sees what their permissions allow. Only
 addresses of Warmpath's own pages are accepted, so a link never redirects elsewhere. Links that were not followed for
@@ -7,25 +7,42 @@ addresses of Warmpath's own pages are accepted, so a link never redirects elsewh
 
 from __future__ import annotations
 
+import re
 import secrets
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import reduce
+from operator import or_
 from typing import Any
 from urllib.parse import urlsplit
 
 from django.contrib.auth.models import User
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import F, OuterRef, Q, QuerySet, Subquery, TextField, Value
+from django.db.models.fields.json import KT
+from django.db.models.functions import Coalesce, Greatest
 from django.urls import Resolver404, resolve
 
 from controlplane.access.actor import Actor, visible
-from controlplane.access.rules import RULES
+from controlplane.access.rules import PUBLIC_ROUTES, RULES, may_submit, needed_role
 from controlplane.errors import ConflictError, InvalidError
-from controlplane.models import Pool, Replica, RoutingPolicy, TaskGroup
-from telemetry.models import ShortLink
+from controlplane.models import (
+    PolicyRevision,
+    Pool,
+    Replica,
+    RevisionState,
+    Role,
+    Rollout,
+    Router,
+    RoutingPolicy,
+    TaskGroup,
+)
+from controlplane.services.policies.settings import policy_catalogue
+from telemetry.models import Alert, AlertRule, Channel, MetricsServer, ShortLink
 from telemetry.models.notification import MAX_VIEW_CHARS
 
-MAX_RESULTS = 8  # of each kind
+MAX_RESULTS = 6  # of each source
 MAX_QUERY_CHARS = 63
 RETENTION = timedelta(days=400)
 MAX_LINKS = 50_000
@@ -36,30 +53,160 @@ CODE_BYTES = 6  # random; 8 characters
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """A row whose name matches. ``key`` identifies its page."""
+    """An action, a row or a strategy that matches, and the route, arguments and query of its page."""
 
-    kind: str  # "pool", "task group", "replica" or "policy"
+    kind: str
     name: str
-    key: tuple[str, ...]
+    route: str
+    args: tuple[str, ...] = ()
+    query: str = ""
+    note: str = ""
+
+
+# Actions, and lists that are in no menu: what one types, and the page or form.
+_ACTIONS = (
+    ("Add alert rule", "telemetry:rule-new"),
+    ("Add channel for notifications", "telemetry:channel-new"),
+    ("Add pool", "controlplane:pool-new"),
+    ("Add project", "controlplane:project-new"),
+    ("Add Prometheus server", "telemetry:metrics-server-new"),
+    ("Add user", "controlplane:user-new"),
+    ("Change password", "account_change_password"),
+    ("Compare configurations", "controlplane:configuration-compare"),
+    ("Create API token", "controlplane:tokens"),
+    ("Create client key", "controlplane:client-keys"),
+    ("Deliveries of notifications", "telemetry:deliveries"),
+    ("Limits of the fleet", "controlplane:limits"),
+    ("New silence", "telemetry:silence-new"),
+    ("New what-if", "telemetry:what-ifs"),
+    ("Predictions and outcomes", "telemetry:predictions"),
+    ("Require client keys", "controlplane:admission"),
+    ("Second factor", "mfa_index"),
+    ("Set up heartbeat", "telemetry:heartbeat"),
+    ("Sign out", "account_logout"),
+    ("Silences", "telemetry:silences"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Rows that are searched; texts are formatted with the row. One of ``words`` asks for these rows."""
+
+    kind: str
+    words: str
+    rows: QuerySet[Any]
+    fields: tuple[str, ...]
+    route: str
+    name: str
+    note: str = ""
+    args: tuple[str, ...] = ("{0.pk}",)
+    query: str = ""
+    number: str = ""  # the field of a number: 5, #5 and r5 name its rows
+    needs: str = ""  # the route whose role is needed, if it is another
+    only_asked: bool = False  # found by its words or a number, not by a name alone
+
+
+_LIVE = PolicyRevision.objects.filter(policy=OuterRef("pk"), state=RevisionState.LIVE)
+_SHOWN = Coalesce(
+    Subquery(_LIVE.values_list(KT("settings__strategy"))[:1]), Value("never published"), output_field=TextField()
+)
+_POLICIES = RoutingPolicy.objects.annotate(strategy=_SHOWN).order_by("name")
+_PUBLISHED = (
+    PolicyRevision.objects.exclude(state=RevisionState.DRAFT).select_related("policy").order_by("-published_at")
+)
+_REVISIONS = _PUBLISHED.annotate(before=Greatest(F("number") - 1, 1))
+_POOLS, _REPLICAS = Pool.objects.order_by("name"), Replica.objects.order_by("name")
+_ROLLOUTS = Rollout.objects.select_related("revision__policy").order_by("-pk")
+_GROUPS = TaskGroup.objects.select_related("pool").order_by("name")
+_RULES = AlertRule.objects.select_related("pool").order_by("name")
+_NAME, _STATE = ("name",), "controlplane:replica-state"
+_SOURCES = (
+    _Source("Actions", "publish edit draft", _POLICIES, _NAME, "controlplane:policy-edit",
+        "Edit and publish policy {0.name}", "{0.strategy}", only_asked=True),
+    _Source("Actions", "roll rollback revert", _POLICIES, _NAME, "controlplane:policy", "Roll back policy {0.name}",
+        "{0.strategy}", needs="controlplane:policy-revert", only_asked=True),
+    _Source("Actions", "drain", _REPLICAS.filter(state="active"), _NAME, _STATE, "Drain replica {0.name}",
+        args=("{0.pk}", "draining"), only_asked=True),
+    _Source("Actions", "activate undrain", _REPLICAS.exclude(state="active"), _NAME, _STATE,
+        "Activate replica {0.name}", "{0.state}", ("{0.pk}", "active"), only_asked=True),
+    _Source("Actions", "add new", _POOLS, _NAME, "controlplane:replica-new", "Add replica to pool {0.name}",
+        only_asked=True),
+    _Source("Pools", "pools", _POOLS, _NAME, "telemetry:overview", "{0.name}", "{0.description}", (), "pool={0.name}"),
+    _Source("Replicas", "replicas", _REPLICAS, _NAME, "telemetry:replica", "{0.name}", "{0.url}",
+        ("{0.name}",)),
+    _Source("Task groups", "groups task", _GROUPS, _NAME, "telemetry:group", "{0.pool.name} / {0.name}", "{0.owner}",
+        ("{0.pool.name}", "{0.name}")),
+    _Source("Policies", "policy policies", _POLICIES, ("name", "strategy"), "controlplane:policy", "{0.name}",
+        "{0.strategy}"),
+    _Source("Revisions", "revisions", _REVISIONS, ("policy__name", "reason"), "controlplane:policy-compare",
+        "Revision {0.number} of {0.policy.name}", "{0.strategy}, {0.state}", ("{0.policy.pk}",),
+        "from={0.before}&to={0.number}", "number", only_asked=True),
+    _Source("Rollouts", "rollouts canary", _ROLLOUTS, ("revision__policy__name",), "controlplane:rollout",
+        "Rollout {0.pk}: revision {0.revision.number} of {0.revision.policy.name}", "{0.state}", number="pk",
+        only_asked=True),
+    _Source("Alerts", "alerts firing", Alert.objects.order_by("-pk"), ("summary",), "telemetry:alert", "{0.summary}",
+        "alert {0.pk}, {0.state}", number="pk"),
+    _Source("Settings", "rules", _RULES, ("name", "kind"), "telemetry:rule", "{0.name}", "alert rule of {0.pool.name}"),
+    _Source("Settings", "channels", Channel.objects.order_by("name"), _NAME, "telemetry:channel", "{0.name}",
+        "channel"),
+    _Source("Settings", "prometheus servers", MetricsServer.objects.order_by("name"), _NAME,
+        "telemetry:metrics-server", "{0.name}", "Prometheus server"),
+    _Source("Settings", "users", User.objects.order_by("username"), ("username",), "controlplane:user",
+        "{0.username}", "user"),
+    _Source("Settings", "routers", Router.objects.order_by("name"), _NAME, "controlplane:router", "{0.name}", "router"),
+)  # fmt: skip
+_NUMBER = re.compile(r"[#r]?([0-9]{1,9})")
+_FILLERS = frozenset({"back", "policy", "replica", "pool", "to"})  # said in an action before a name
 
 
 def search(actor: Actor, text: str) -> list[SearchResult]:
-    """Rows that the actor may see and whose name contains a text; names that start with it first. Four queries."""
-    query = text.strip().lower()[:MAX_QUERY_CHARS]
-    if not query:
+    """Actions that the actor may do, and strategies and rows that they may see, which match. At most 19 queries."""
+    words = text.lower().replace("\0", " ")[:MAX_QUERY_CHARS].split()
+    if not words:
         return []
-
-    def matching(rows: QuerySet[Any]) -> QuerySet[Any]:
-        return visible(actor, rows).filter(name__contains=query).order_by("name")[:MAX_RESULTS]
-
-    groups = matching(TaskGroup.objects.select_related("pool"))
-    results = [
-        *(SearchResult("pool", row.name, (row.name,)) for row in matching(Pool.objects.all())),
-        *(SearchResult("task group", row.name, (row.pool.name, row.name)) for row in groups),
-        *(SearchResult("replica", row.name, (row.name,)) for row in matching(Replica.objects.all())),
-        *(SearchResult("policy", row.name, (str(row.pk),)) for row in matching(RoutingPolicy.objects.all())),
+    found = [
+        SearchResult("Actions", name, route)
+        for name, route in _ACTIONS
+        if is_match(words, name) and (route in PUBLIC_ROUTES or may_submit(actor, route))
     ]
-    return sorted(results, key=lambda result: not result.name.startswith(query))
+    return [
+        *found,
+        *(result for source in _SOURCES for result in _rows(actor, source, words)),
+        *_strategies(actor, words),
+    ]
+
+
+def is_match(words: Sequence[str], text: str) -> bool:
+    """Whether each word begins a word of a text."""
+    return all(any(part.startswith(word) for part in re.split(r"[^\w-]+", text.lower())) for word in words)
+
+
+def _rows(actor: Actor, source: _Source, words: Sequence[str]) -> Iterator[SearchResult]:
+    """Rows that match; at most one query. Names that begin with the first word come first."""
+    others = [word for word in words if not (len(word) > 2 and is_match([word], source.words))]
+    if source.only_asked and source.kind == "Actions":
+        others = [word for word in others if word not in _FILLERS]
+    numbers = {word: int(match[1]) for word in others if source.number and (match := _NUMBER.fullmatch(word))}
+    if source.only_asked and len(others) == len(words) and not numbers:
+        return
+    needed = needed_role(source.needs or source.route, "GET")
+    rows = visible(actor.at_least(needed), source.rows) if needed else source.rows.none()
+    for word in others:
+        named = reduce(or_, (Q(**{f"{field}__icontains": word}) for field in source.fields))
+        rows = rows.filter(Q(**{source.number: numbers[word]}) if word in numbers else named)
+    found = sorted(rows[:MAX_RESULTS], key=lambda row: not str(row).lower().startswith(words[0]))
+    for row in found:
+        name, note, query, *args = (text.format(row) for text in (source.name, source.note, source.query, *source.args))
+        yield SearchResult(source.kind, name, source.route, tuple(args), query, note)
+
+
+def _strategies(actor: Actor, words: Sequence[str]) -> Iterator[SearchResult]:
+    """Strategies with what they do; each opens in the draft of a policy that the actor may edit. At most one query."""
+    found = [info for info in policy_catalogue() if is_match(words, f"{info.name} {info.name.replace('_', ' ')}")]
+    policy = visible(actor.at_least(Role.EDITOR), RoutingPolicy.objects.filter(group=None)).first() if found else None
+    route, args = ("controlplane:policy-edit", (str(policy.pk),)) if policy else ("controlplane:policies", ())
+    for info in found:
+        yield SearchResult("Strategies", info.name, route, args, f"strategy={info.name}", info.help.split("\n\n")[0])
 
 
 @transaction.atomic

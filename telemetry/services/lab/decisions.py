@@ -7,6 +7,7 @@ the span and report how far back these reach.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import msgspec
 from django.db.models import Count, F, Max, Min, Q, QuerySet, Sum
 from django.db.models.functions import Mod
 
+from controlplane.models import Pool
 from telemetry.lab.prefix_tree import MAX_BLOCKS, Node, RequestPath, build_tree
 from telemetry.lint.findings import Finding, lint
 from telemetry.lint.structure import PromptStructure
@@ -26,6 +28,8 @@ from telemetry.services.figures.overview import Subject
 from telemetry.storage import sums
 from telemetry.storage.dimension_sums import coverage, newest_prompt_structures, route_sums
 
+MIN_ID_CHARS, MAX_FOUND = 4, 6  # of a search by request id
+_ID = re.compile(r"[\w.:-]*[0-9][\w.:-]*")
 MAX_RANKED = 50_000  # rows read by a list in another order than time
 NEIGHBOUR_SPAN = timedelta(minutes=30)  # span before and after a decision with its neighbours
 MAX_NEIGHBOURS = 6  # on each side
@@ -83,6 +87,19 @@ def decisions(query: DecisionQuery, *, limit: int) -> DecisionList:
 def decision(at: datetime, router_id: int, boot: str, seq: int) -> Decision | None:
     """One decision with all columns. One query."""
     return Decision.objects.filter(at=at, router_id=router_id, boot=boot, seq=seq).select_related("router").first()
+
+
+def requests_of_id(pools: QuerySet[Pool], request_id: str) -> list[Decision]:
+    """The newest decisions of some pools whose request id is or ends with a text, among the newest ``MAX_RANKED``.
+
+    No query for a text that is too short for an id, else three.
+    """
+    if len(request_id) < MIN_ID_CHARS or not _ID.fullmatch(request_id):
+        return []
+    rows = Decision.objects.filter(pool__in=list(pools.values_list("name", flat=True)))
+    oldest = _oldest_ranked_at(rows)
+    recent = rows.filter(at__gte=oldest) if oldest else rows
+    return list(recent.filter(request_id__endswith=request_id).order_by("-at").defer(*_LARGE_COLUMNS)[:MAX_FOUND])
 
 
 def with_same_prefix(decision: Decision) -> list[Decision]:

@@ -1,4 +1,4 @@
-"""Short links to views, and search by name."""
+"""Short links to views, and search."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from django.views.decorators.http import require_GET, require_POST
 
 from controlplane.access.actor import actor_of
 from controlplane.errors import ControlPlaneError
-from controlplane.web.base import current_user
+from controlplane.models import Pool
+from controlplane.web.base import current_user, viewable
+from controlplane.web.navigation import navigation
 from telemetry.models import ShortLink
-from telemetry.services.navigation import follow, search, shorten
+from telemetry.services.lab.decisions import requests_of_id
+from telemetry.services.navigation import MAX_QUERY_CHARS, follow, is_match, search, shorten
+from telemetry.web.decisions import place_of
 from telemetry.web.ranges import requested_range
 
-PAGES = {
-    "pool": "telemetry:pool",
-    "task group": "telemetry:group",
-    "replica": "telemetry:replica",
-    "policy": "controlplane:policy",
-}
+KINDS = (
+    "Pages", "Actions", "Pools", "Replicas", "Task groups", "Policies", "Revisions", "Strategies", "Rollouts", "Alerts",
+    "Requests", "Settings",
+)  # fmt: skip
 
 
 @require_POST
@@ -76,16 +78,30 @@ def fixed_view(view: str) -> str | None:
 @require_GET
 @never_cache
 def search_page(request: HttpRequest) -> HttpResponse:
-    """Objects whose name contains a text, as a page or as JSON for the search dialog."""
-    text = request.GET.get("q", "")
+    """Pages, actions, rows and requests that match a text, by kind; as a page, or as JSON for the dialog."""
+    text = request.GET.get("q", "").strip()[:MAX_QUERY_CHARS]
+    words, pages = text.lower().split(), navigation(request)
     found = [
         {
-            "kind": row.kind,
-            "name": f"{row.key[0]} / {row.name}" if row.kind == "task group" else row.name,
-            "href": reverse(PAGES[row.kind], args=row.key),
+            "kind": "Pages",
+            "name": link.label,
+            "note": entry.label,
+            "href": link.href + pages["carried"],
+            "key": link.key,
         }
-        for row in search(actor_of(request), text)
+        for entry in pages["navigation"]
+        for link in entry.pages
+        if is_match(words, f"{entry.label} {link.label}")
     ]
+    for row in search(actor_of(request), text):
+        href = reverse(row.route, args=row.args) + (f"?{row.query}" if row.query else "")
+        found.append({"kind": row.kind, "name": row.name, "note": row.note, "href": href, "key": ""})
+    for decision in requests_of_id(viewable(request, Pool.objects.all()), text):
+        href = reverse("telemetry:request", args=[place_of(decision)])
+        found.append(
+            {"kind": "Requests", "name": decision.request_id, "note": decision.replica, "href": href, "key": ""}
+        )
+    found.sort(key=lambda row: KINDS.index(row["kind"]))
     if request.GET.get("format") == "json":
         return JsonResponse({"found": found})
     return render(request, "telemetry/search.html", {"text": text, "found": found})
