@@ -41,6 +41,16 @@ AS_LOADED = {
 }
 LAYOUT = {
     "scrolls sideways": "document.documentElement.scrollWidth > document.documentElement.clientWidth",
+    "elements outside the viewport": "[...document.querySelectorAll('main *, .top *')].filter((element) => {"
+    " const box = element.getBoundingClientRect();"
+    " if (box.width < 2 || (box.right <= innerWidth + 1 && box.left >= -1)) return false;"
+    " for (let over = element.parentElement; over; over = over.parentElement)"
+    "  if (getComputedStyle(over).overflowX !== 'visible' && over.getBoundingClientRect().right <= innerWidth + 1)"
+    "   return false;"
+    " return element.checkVisibility() }).map((element) => element.outerHTML.slice(0, 90)).slice(0, 3)",
+    "badges over other text": "[...document.querySelectorAll('.badge')].filter((badge) =>"
+    " badge.getBoundingClientRect().right > badge.parentElement.getBoundingClientRect().right + 1"
+    " && getComputedStyle(badge.parentElement).display !== 'inline').map((badge) => badge.innerText)",
     "table rows higher than five lines": "[...document.querySelectorAll('tbody tr')]"
     ".filter((row) => row.offsetHeight > 110 && getComputedStyle(row).display === 'table-row')"
     ".map((row) => row.innerText)",

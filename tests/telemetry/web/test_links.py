@@ -211,7 +211,7 @@ def test_search_respects_roles(client, searched):
             "users",
             "audit",
         ):
-            assert found(client, text).keys() <= {"Pages", "Alerts", "Policies"}, text
+            assert found(client, text).keys() <= {"Pages", "Alerts", "Policies", "Rollouts"}, text
         pages = client.get("/search/?format=json&q=").json()["found"]
         assert {row["kind"] for row in pages} == {"Pages"}
         for row in pages:

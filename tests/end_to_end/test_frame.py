@@ -1,0 +1,96 @@
+"""The frame of each page, and the search dialog: nothing is cut off at small sizes and large text, keys reach all."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from controlplane.models import Replica
+from tests.end_to_end.keyboard import hold_still, tab_to
+
+# Links and buttons of the frame that are outside the window, or smaller than they should be.
+CUT = """(least) => [...document.querySelectorAll(".rail a, .top :is(a, button, summary)")]
+    .filter((element) => element.checkVisibility() && !element.closest("details:not([open]) > :not(summary)"))
+    .filter((element) => {
+        const box = element.getBoundingClientRect(), fixed = element.closest(".rail");
+        const inside = box.left >= 0 && box.right <= innerWidth + 1 && (!fixed || box.bottom <= innerHeight + 1);
+        return !inside || element.scrollWidth > element.clientWidth + 1 || box.height < least || box.width < least;
+    }).map((element) => element.innerText)"""
+OVERLAPS = """() => {
+    const boxes = [...document.querySelectorAll(".rail li a, .tabs a, .top-end > *, .toolbar > *")]
+        .filter((element) => element.checkVisibility())
+        .map((element) => [element.innerText, element.getBoundingClientRect()]);
+    const meet = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+    return boxes.flatMap(([name, box], at) =>
+        boxes.slice(at + 1).filter(([, other]) => meet(box, other)).map(([other]) => [name, other]));
+}"""
+
+
+def test_nothing_of_the_frame_is_cut_off(site, full):
+    wrong = {}
+    page = site.open()
+    for path in ("/requests/?range=45m", "/channels/", "/no-such-page/"):
+        page.goto(path)
+        for width, height in ((1440, 900), (900, 700), (390, 844)):
+            page.set_viewport_size({"width": width, "height": height})
+            for text in (100, 200):
+                page.evaluate(
+                    "(size) => { document.documentElement.style.fontSize = `${size}%`; scrollTo(0, 0) }", text
+                )
+                cut = page.evaluate(CUT, 44 if width == 390 else 24)
+                sideways = page.evaluate("document.documentElement.scrollWidth") - width
+                if cut or sideways > 0 or page.evaluate(OVERLAPS):
+                    wrong[path, width, text] = cut, sideways, page.evaluate(OVERLAPS)
+    assert wrong == {}
+    expect(page.get_by_role("navigation", name="Main").get_by_role("link")).to_have_count(6)  # on a phone
+
+
+def test_the_typed_range_stays_in_sight_and_is_carried(site, full):
+    page = site.open(viewport={"width": 900, "height": 700})
+    page.goto("/?range=45m")
+    expect(page.locator(".toolbar [aria-current=true]", has_text="45m")).to_be_visible()
+    page.get_by_role("link", name="Why").click()
+    page.wait_for_url("**/breakdown/?range=45m")
+    expect(page.locator(".tabs [aria-current=page]")).to_have_text("Breakdown")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_an_action_is_found_and_opened_by_keyboard(site, full, complaints, width):
+    page = site.open(viewport={"width": width, "height": 800})
+    complaints.listen(page)
+    page.goto("/?range=45m")
+    hold_still(page)
+    page.keyboard.press("/")
+    expect(page.locator("#search-found kbd").first).to_be_visible()
+    page.keyboard.type("drain gpu-2")
+    expect(page.locator("#search-found a")).to_have_count(1)
+    expect(page.locator("#search-help")).to_contain_text("1 result.")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.keyboard.press("/")
+    expect(page.locator("#search-found a")).to_have_count(1)
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/fleet/replicas/{Replica.objects.get(name='gpu-2').pk}/state/draining/")
+    page.keyboard.press("/")
+    page.keyboard.type("dark")
+    expect(page.locator("#search-found a")).to_have_count(1)
+    page.keyboard.press("Enter")
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    page.keyboard.press("?")
+    assert page.evaluate("document.querySelector('#keys').scrollTop") == 0
+    expect(page.get_by_role("heading", name="Keyboard shortcuts")).to_be_in_viewport()
+    page.keyboard.press("Escape")
+    tab_to(page, "Replicas")
+
+
+def test_search_and_account_work_without_scripts(site, full):
+    page = site.open(java_script_enabled=False)
+    page.goto("/policies/?range=45m")
+    page.get_by_role("link", name="Search").click()
+    page.get_by_label("Search for").fill("breakdown")
+    page.get_by_role("button", name="Search").click()
+    expect(page.get_by_text("1 result.")).to_be_visible()
+    page.locator(".account > summary").click()
+    page.get_by_role("link", name="Sessions").click()
+    expect(page.locator(".rail [aria-current=true]")).to_have_text("Settings")
