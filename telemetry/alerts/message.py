@@ -13,6 +13,7 @@ from telemetry.alerts.findings import Finding, TrafficEvidence
 from telemetry.alerts.kinds import KINDS, Kind, RuleSettings, Scope
 from telemetry.alerts.kinds.base import percent
 from telemetry.alerts.kinds.hit_rate_drop import DropEvidence
+from telemetry.alerts.remedies import remedy_of
 from telemetry.causes.evidence import CauseKind
 from telemetry.metrics.rates import hit_rate_ratio, ratio
 from telemetry.metrics.windows import Window
@@ -113,7 +114,7 @@ def overview_path(alert: Alert, now: datetime) -> str:
 
 def alert_payload(alert: Alert, kind: str, now: datetime, replaced_cause: str | None = None) -> dict[str, Any]:
     """The notification, in the form that Standard Webhooks suggests: type, timestamp, data."""
-    path = overview_path(alert, now)
+    path, remedy = overview_path(alert, now), remedy_of(alert)
     return {
         "type": f"alert.{kind}",
         "timestamp": now.isoformat(timespec="milliseconds"),
@@ -138,11 +139,14 @@ def alert_payload(alert: Alert, kind: str, now: datetime, replaced_cause: str | 
             "resolved_at": _iso(alert.resolved_at),
             "acknowledged_by": alert.acknowledged_by or None,
             "causes": alert.causes,
+            "remedy": remedy.label or remedy.hint or None,
             "replaced_cause": replaced_cause,
             "detail": alert.detail,
             "links": {
                 "alert": reverse("telemetry:alert", args=[alert.pk]),
                 **_revision_link(alert),
+                **({"remedy": remedy.path} if remedy.path else {}),
+                **({"runbook": alert.rule.runbook_url} if alert.rule.runbook_url else {}),
                 "silence": f"{reverse('telemetry:silence-new')}?alert={alert.pk}",
                 "pool": path,
             },
@@ -168,6 +172,14 @@ def cause_headline(cause: dict[str, Any]) -> str:
         return str(cause["summary"]).partition(": ")[0].rstrip(".")
     name = f"{evidence.get('strategy') or 'a policy'} (r{evidence['revision']})"
     return f"{evidence.get('author') or 'the system'} published {name}"
+
+
+def changed_at(alert: Alert) -> tuple[datetime | None, str]:
+    """When what the most likely cause names changed, else when the figure did, and what changed; None: unknown."""
+    evidence = next((cause.get("evidence") or {} for cause in alert.causes), {})
+    if evidence.get("published_at"):
+        return datetime.fromisoformat(evidence["published_at"]), cause_headline(alert.causes[0])
+    return DropEvidence.read(alert.detail).onset, "the drop began"
 
 
 def _revision_link(alert: Alert) -> dict[str, str]:

@@ -38,6 +38,7 @@ class RuleSettingsScheme(OpenApiSerializerFieldExtension):  # type: ignore[no-un
 
 
 VERDICT = "Result and reason of the last evaluation; figures may be a minute older unless the rule has an open alert."
+RUNBOOK = "URL of your own instructions, in the messages of the rule's alerts."
 REPEATED = "Interval in seconds of repeated notifications of an unacknowledged alert; 0: never."
 
 
@@ -62,8 +63,7 @@ class AlertRuleSerializer(VersionedSerializer[AlertRule]):
             "severity",
             "settings",
             "effective_settings",
-            "repeat_s",
-            "enabled",
+            *("repeat_s", "runbook_url", "enabled"),
             "created_at",
             "updated_at",
             "evaluated_at",
@@ -83,6 +83,7 @@ class AlertRuleChange(serializers.Serializer[Any]):
     severity = serializers.ChoiceField(choices=Severity.choices, required=False)
     settings = RuleSettingsField(required=False)
     repeat_s = serializers.IntegerField(min_value=0, required=False, help_text=REPEATED)
+    runbook_url = serializers.CharField(max_length=500, required=False, allow_blank=True, help_text=RUNBOOK)
     enabled = serializers.BooleanField(required=False)
 
 

@@ -13,6 +13,8 @@ MAX_CAUSES = 3
 _STATES = {"firing": "FIRING", "repeated": "STILL FIRING", "acknowledged": "ACKNOWLEDGED", "resolved": "RESOLVED"}
 _LINKS = (
     ("alert", "Open alert"),
+    ("remedy", "Remedy"),
+    ("runbook", "Runbook"),
     ("rollout", "Open rollout"),
     ("revision", "Show revision"),
     ("silence", "Silence"),
@@ -105,7 +107,9 @@ def time_text(text: Any) -> str | None:
 def links(data: Mapping[str, Any], site: str) -> list[tuple[str, str]]:
     """(label, URL) of the pages of an alert; none without the site's URL."""
     paths: Mapping[str, Any] = data.get("links") or {}
-    named = [(label, paths[name]) for name, label in _LINKS if paths.get(name)]
+    remedy = {"remedy": one_line(data["remedy"])} if data.get("remedy") else {}
+    named = [(remedy.get(name, label), paths[name]) for name, label in _LINKS if paths.get(name)]
     if not named and data.get("path"):
         named = [("Open in Warmpath", data["path"])]
-    return [(label, f"{site}{path}") for label, path in named if site and str(path).startswith("/")]
+    urls = [(label, f"{site}{path}" if str(path).startswith("/") else str(path)) for label, path in named]
+    return [(label, address) for label, address in urls if site and address.startswith(("http://", "https://"))]

@@ -74,7 +74,9 @@ def _with_urls(data: Mapping[str, Any], site: str) -> dict[str, Any]:
     """The data of a message, or one of its alerts, with URLs for the paths of ``links``; unchanged without a site."""
     changes: dict[str, Any] = {}
     if site and "links" in data:
-        changes["links"] = {name: f"{site}{path}" for name, path in data["links"].items()}
+        changes["links"] = {
+            name: f"{site}{path}" if path.startswith("/") else path for name, path in data["links"].items()
+        }
     if "alerts" in data:
         changes["alerts"] = [_with_urls(alert, site) for alert in data["alerts"]]
     return {**data, **changes}

@@ -62,6 +62,7 @@ class AlertRule(VersionedModel):
     severity = models.CharField(max_length=8, choices=Severity, default=Severity.WARNING, db_default=Severity.WARNING)
     settings = models.JSONField(default=dict)  # validated by the kind; settings that are missing have their defaults
     repeat_s = models.PositiveIntegerField(default=REPEAT_S, db_default=REPEAT_S)  # 0: no repeated notifications
+    runbook_url = models.URLField(max_length=500, blank=True, default="", db_default="")  # of the operators
     enabled = models.BooleanField(default=True)
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)

@@ -188,9 +188,15 @@ class Sketch:
 
 
 def draw(
-    points: Sequence[Point], episodes: Sequence[Episode], start: datetime, end: datetime, *, summary: str
+    points: Sequence[Point],
+    episodes: Sequence[Episode],
+    start: datetime,
+    end: datetime,
+    *,
+    summary: str,
+    change: datetime | None = None,
 ) -> Sketch | None:
-    """The chart of a rule's values and limits as SVG coordinates; None without any value."""
+    """The chart of a rule's values and limits as SVG coordinates, with a line at ``change``; None without any value."""
     unit = points[-1].unit if points else "ratio"
     shown = [point for point in points if point.unit == unit]
     known = [number for point in shown for number in (point.value, point.limit) if number is not None]
@@ -210,6 +216,7 @@ def draw(
         values=_lines([(scale.x(point.at), scale.y(point.value)) for point in shown]),
         limits=_lines([(scale.x(point.at), scale.y(point.limit)) for point in shown]),
         bands=bands,
+        marks=[scale.x(change)] if change is not None and start <= change <= end else [],
         summary=summary,
     )
 

@@ -255,6 +255,13 @@ class RuleForm(Form):
         widget=forms.TextInput({"inputmode": "numeric", "autocomplete": "off"}),
         help_text=f"Until the alert is acknowledged. 0: notify once; default {REPEAT_S:,}.",
     )
+    runbook_url = forms.CharField(
+        required=False,
+        max_length=500,
+        label="Runbook",
+        widget=forms.TextInput({"inputmode": "url", "autocomplete": "off", "spellcheck": "false"}),
+        help_text="Address of your own instructions, https://host/path; shown with the alert and in its messages.",
+    )
     enabled = forms.BooleanField(required=False, label="Enabled")
 
     def __init__(self, kind: Kind, *args: Any, pools: QuerySet[Pool] | None = None, **kwargs: Any) -> None:
@@ -280,7 +287,7 @@ class RuleForm(Form):
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of the service, except the pool."""
-        names = ("name", "group", "severity", "repeat_s", "enabled")
+        names = ("name", "group", "severity", "repeat_s", "runbook_url", "enabled")
         return {name: self.cleaned_data[name] for name in names if name in self.fields} | {"settings": self.settings()}
 
 

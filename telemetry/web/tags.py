@@ -163,6 +163,16 @@ def _resolves_at(alert: Alert) -> datetime | None:
     return alert.last_breach_at + timedelta(seconds=settings.keep_firing_s)
 
 
+@register.filter
+def likelihood(confidence: float) -> str:
+    """A confidence in words, with its number."""
+    words = next(words for least, words in _LIKELIHOODS if confidence >= least)
+    return f"{words} ({confidence * 100:.0f} %)"
+
+
+_LIKELIHOODS = ((0.8, "very likely"), (0.5, "likely"), (0.2, "possible"), (0.0, "unlikely"))
+
+
 @register.simple_tag
 def cause_url(cause: dict[str, Any], policy_ids: dict[str, int]) -> str:
     """The revision that a cause names, first in its policy's history; "" for any other cause."""

@@ -27,6 +27,7 @@ from controlplane.services.events import record_event
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.notifications import notify_resolved
 from telemetry.alerts.pipeline import resolve
+from telemetry.channels.base import url
 from telemetry.models import Alert, AlertRule, AlertState, EvaluationState, RuleKind, Severity
 from telemetry.models.alert import REPEAT_S
 from telemetry.services.alerts.alerts import alerts, open_alerts
@@ -105,13 +106,14 @@ def create_rule(
     severity: str = Severity.WARNING,
     settings: Mapping[str, Any] | None = None,
     repeat_s: int = REPEAT_S,
+    runbook_url: str = "",
     enabled: bool = True,
     by: User | None = None,
 ) -> AlertRule:
     """Create a rule. InvalidError for invalid settings, NameTakenError."""
     rule = AlertRule(pool=pool, name=_checked_name(name), kind=kind, severity=severity, enabled=enabled)
     rule.settings = checked_settings(kind, settings or {})
-    rule.repeat_s = _checked_repeat(repeat_s)
+    rule.repeat_s, rule.runbook_url = _checked_repeat(repeat_s), _checked_url(runbook_url)
     rule.group = group_of(pool, kind, group)
     rule = _save(rule)
     summary = f"Alert rule {rule.name} of pool {pool.name} was created."
@@ -121,7 +123,7 @@ def create_rule(
 
 @transaction.atomic
 def update_rule(rule: AlertRule, *, by: User | None = None, **changes: Any) -> AlertRule:
-    """Change ``name``, ``group``, ``severity``, ``settings`` (all of them), ``repeat_s`` or ``enabled``.
+    """Change ``name``, ``group``, ``severity``, ``settings`` (all of them), ``repeat_s``, ``runbook_url``, ``enabled``.
 
     The kind cannot change. Disabling a rule or changing its group resolves its alerts. InvalidError, NameTakenError.
     """
@@ -159,6 +161,7 @@ def _event_detail(rule: AlertRule) -> dict[str, Any]:
         "group": rule.group.name if rule.group else None,
         "severity": rule.severity,
         "repeat_s": rule.repeat_s,
+        "runbook_url": rule.runbook_url,
         "settings": rule.settings,
     }
 
@@ -221,6 +224,13 @@ def _checked_repeat(repeat_s: int) -> int:
     return repeat_s
 
 
+def _checked_url(text: str) -> str:
+    try:
+        return url(text) if text else ""
+    except ValueError as error:
+        raise InvalidError("$.runbook_url", str(error)) from None
+
+
 def _checked_name(name: str) -> str:
     if not name.strip() or len(name) > 100:
         raise InvalidError("$.name", "expected 1 to 100 characters")
@@ -240,5 +250,6 @@ _CHECKS: dict[str, Callable[[AlertRule, Any], Any]] = {
     "name": lambda _, value: _checked_name(value),
     "settings": lambda rule, value: checked_settings(rule.kind, value),
     "repeat_s": lambda _, value: _checked_repeat(value),
+    "runbook_url": lambda _, value: _checked_url(value),
     "group": lambda rule, value: group_of(rule.pool, rule.kind, value),
 }

@@ -27,9 +27,10 @@ from controlplane.web.base import (
     viewable,
 )
 from telemetry.alerts.kinds import KINDS
-from telemetry.alerts.message import overview_path
+from telemetry.alerts.message import changed_at, overview_path
+from telemetry.alerts.remedies import remedy_of
 from telemetry.causes import CauseKind
-from telemetry.matchers import Matcher
+from telemetry.matchers import Matcher, Value
 from telemetry.models import Alert, AlertRule, AlertState, Notification, RuleKind, Severity, Silence
 from telemetry.services.alerts import silences as service
 from telemetry.services.alerts.alerts import AlertFilter, acknowledge, open_alerts, resolved_alerts, unacknowledge
@@ -66,7 +67,7 @@ def alert_list(request: HttpRequest) -> HttpResponse:
         "pending": pending,
         "rules": [
             {"rule": rule, "condition": _condition(rule), "state": states.get(rule.pk, "")}
-            for rule in viewable(request, rules())
+            for rule in sorted(viewable(request, rules()), key=_rule_order)
         ],
         "pools": list(viewable(request, Pool.objects.all())),
         "policy_ids": _policies_of_causes(request, firing),
@@ -101,6 +102,12 @@ def _resolved(request: HttpRequest) -> dict[str, Any]:
     }
 
 
+def _rule_order(rule: AlertRule) -> tuple[str, int]:
+    """By pool and kind; kinds of a later release last."""
+    kinds = RuleKind.values
+    return rule.pool.name, kinds.index(rule.kind) if rule.kind in kinds else len(kinds)
+
+
 def _condition(rule: AlertRule) -> str:
     """The condition of a rule as text."""
     kind = KINDS[rule.kind]
@@ -126,6 +133,7 @@ def alert_page(request: HttpRequest, alert_id: int) -> HttpResponse:
         "overview": overview_path(alert, now),
         "policy_ids": _policies_of_causes(request, [alert]),
         "is_open": alert.state != AlertState.RESOLVED,
+        "remedy": remedy_of(alert),
         **_chart(alert, now),
     }
     return render_live(request, "telemetry/alert.html", context)
@@ -142,8 +150,11 @@ def _chart(alert: Alert, now: datetime) -> dict[str, Any]:
     except InvalidError:
         return {}
     summary = f"{kind.figure} and its limit from {start:%H:%M} to {end:%H:%M} UTC. {alert.summary}"
-    sketch = draw(period.points, period.episodes, period.start, period.end, summary=summary)
-    return {"sketch": sketch, "points": period.points[::-1]}
+    change, words = changed_at(alert)
+    if change is not None:
+        summary += f" A vertical line at {change:%H:%M:%S} UTC: {words}."
+    sketch = draw(period.points, period.episodes, period.start, period.end, summary=summary, change=change)
+    return {"sketch": sketch, "points": period.points[::-1], "change": change, "change_words": words}
 
 
 @require_POST
@@ -188,7 +199,7 @@ def silence_new(request: HttpRequest) -> HttpResponse:
     """Create a silence, with a preview of the alerts that it matches."""
     form = SilenceForm(
         request.POST or None,
-        initial={"matchers": _matchers_of_alert(request), "hours": "4"},
+        initial={"matchers": _matchers_of_alerts(request), "hours": "4"},
         projects=manageable(request, Project.objects.all()),
         everywhere=actor_of(request).may(required_role(request), None),
     )
@@ -213,14 +224,13 @@ def silence_new(request: HttpRequest) -> HttpResponse:
     return render(request, "telemetry/silence_new.html", context, status=422 if form.errors else 200)
 
 
-def _matchers_of_alert(request: HttpRequest) -> str:
-    """The default matchers of the alert in the URL."""
-    number = int_parameter(request, "alert")
-    alert = viewable(request, Alert.objects.filter(pk=number)).first() if number else None
-    if alert is None:
-        return ""
-    labels = ({"label": name, "value": alert.labels[name]} for name in SILENCED_BY if name in alert.labels)
-    return "\n".join(str(Matcher.parse(label)) for label in labels)
+def _matchers_of_alerts(request: HttpRequest) -> str:
+    """The default matchers of the alerts in the URL: the labels that all have, with each value that occurs."""
+    numbers = [int(text) for text in request.GET.getlist("alert") if text.isascii() and text.isdigit()]
+    labels = [alert.labels for alert in viewable(request, Alert.objects.filter(pk__in=numbers[:PAGE]))]
+    values = {name: sorted({row[name] for row in labels if name in row}) for name in SILENCED_BY}
+    matchers = (Matcher(name, "=", tuple(map(Value, found))) for name, found in values.items() if found)
+    return "\n".join(str(matcher) for matcher in matchers if all(matcher.label in row for row in labels))
 
 
 @require_POST

@@ -60,6 +60,7 @@ def rule_edit(request: HttpRequest, rule_id: int) -> HttpResponse:
         "group": rule.group.name if rule.group else "",
         "severity": rule.severity,
         "repeat_s": rule.repeat_s,
+        "runbook_url": rule.runbook_url,
         **{name: "none" if value is None else setting(value) for name, value in effective_settings(rule).items()},
     }
     form = RuleForm(KINDS[rule.kind], _data(request, initial), initial=initial).editing(rule)
@@ -96,7 +97,7 @@ def _data(request: HttpRequest, initial: dict[str, Any]) -> Any:
     if request.method != "POST":
         return None
     data = request.POST.copy()
-    for name in ("severity", "repeat_s", "group"):
+    for name in ("severity", "repeat_s", "group", "runbook_url"):
         if name in initial:
             data.setdefault(name, initial[name])
     return data

@@ -80,7 +80,7 @@ def test_evidence_is_told_in_sentences():
     assert evidence_lines(cause.as_json()) == [
         "Explains 1,500,000 of 1,500,000 lost tokens (100 %).",
         "Revision 2 of policy p, strategy random.",
-        "Published by admin: try it.",
+        "Published by admin at 2031-03-04 12:00:00 UTC: try it.",
         "Share of the tokens now: 100 %.",
         "Revision 2.",
     ]

@@ -1,5 +1,6 @@
 import re
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from django.db.models import F
@@ -9,7 +10,8 @@ from controlplane.schema_fields import settings_of
 from controlplane.services.fleet.pools import create_pool
 from telemetry.alerts.findings import Finding, Reason, Result, no_data
 from telemetry.alerts.kinds import KINDS
-from telemetry.alerts.message import describe
+from telemetry.alerts.message import alert_payload, describe
+from telemetry.channels.message_text import links
 from telemetry.models import Alert, AlertRule, AlertState, RouterReading, Silence
 from telemetry.services.alerts.rules import create_rule, ensure_default_rules
 from telemetry.services.notifications.channels import create_channel, update_channel
@@ -209,7 +211,7 @@ def test_the_page_of_an_alert_shows_its_values_causes_and_timeline(visitor, oper
     text = visitor.get(f"/alerts/{made['firing']}/").text
 
     assert "changes at byte 412" in text
-    assert "82.0 % confidence" in text
+    assert "very likely (82 %)" in text
     assert 'href="/?pool=chat&amp;from=' in text or 'href="/?pool=chat&from=' in text  # the way to the culprit
     assert '<svg class="sketch"' in text
     assert "Acknowledge" in text
@@ -319,3 +321,71 @@ def test_every_kind_has_its_form_with_its_own_settings(visitor, fleet, kind):
 
     rule = AlertRule.objects.get(name=f"my {kind}")
     assert (rule.kind, rule.severity, rule.repeat_s, rule.settings) == (kind, "critical", 0, {})
+
+
+def named_revision(fleet, noon, **evidence):
+    """The firing alert, whose first cause is the active revision."""
+    alert = drop_alert(fleet, noon)
+    live = RoutingPolicy.objects.get(pool=fleet, group=None).live()
+    evidence = {"policy": "chat", "revision": live.number, "strategy": "prefix_hash", "author": "olga", **evidence}
+    alert.causes = [{"kind": "revision", "confidence": 0.84, "summary": "S.", "advice": "A.", "evidence": evidence}]
+    alert.detail |= {"onset": noon.isoformat()}
+    alert.save()
+    return alert
+
+
+def test_the_page_of_an_alert_says_who_did_what_when_and_why_with_the_remedy_and_a_line_at_the_change(
+    visitor, fleet, noon
+):
+    at = noon - timedelta(minutes=5)
+    alert = named_revision(fleet, noon, reason="a try", published_at=at.isoformat())
+
+    text = visitor.get(f"/alerts/{alert.pk}/").text
+
+    heading = re.search(r"<h1>([^<]*)</h1>", text)[1]
+    assert heading == "Hit rate fell from 64.0 % to 31.0 % at 12:00 UTC: olga published prefix_hash (r2)"
+    assert "The reason given was: “a try”" in text
+    assert re.search(
+        r'<div class="actions"><a class="button primary" href="[^"]*/revert/1/\?reason=[^"]*">Roll back', text
+    )
+    assert "very likely (84 %)" in text
+    assert text.count('<line class="mark"') == 1
+    assert "Vertical line" in text
+
+
+def test_several_alerts_are_silenced_at_once(visitor, fleet, operator, noon):
+    ids = alerts_of_every_state(fleet, operator)
+    page = visitor.get("/alerts/").text
+    assert f'<input type="checkbox" name="alert" value="{ids["firing"]}" form="several">' in page
+    form = visitor.get(f"/alerts/silences/new/?alert={ids['firing']}&alert={ids['taken']}").text
+    matchers = re.search(r"<textarea[^>]*>\s*([^<]*)</textarea>", form)[1].splitlines()
+    assert matchers == ["pool=chat", "rule=Hit rate drop,KV pressure"]
+
+
+def test_rules_are_grouped_by_pool_and_kind_behind_resolved_alerts(visitor, fleet, operator, noon):
+    alerts_of_every_state(fleet, operator)
+    create_pool("another")
+    text = visitor.get("/alerts/").text
+    assert text.index('id="recent"') < text.index('id="rules"')
+    assert re.findall(r"<strong>Pool (\w+)</strong>", text) == ["another", "chat"]
+    rules = re.findall(r'<th scope="row" class="text">([^<]*?) *<', text.split("Pool chat</strong>")[1])
+    assert rules[:3] == ["Hit rate drop", "TTFT objective", "Error ratio"]
+
+
+def test_a_rule_has_a_runbook_of_its_own(visitor, fleet, noon):
+    alert = named_revision(fleet, noon)
+    url = f"/api/v1/alert-rules/{alert.rule_id}"
+    change = partial(visitor.patch, content_type="application/json")
+    headers = {"If-Match": visitor.get(url)["ETag"]}
+    for wrong in ("javascript:alert(1)", "/runbook", "https://user:secret@wiki.example/"):
+        assert change(url, {"runbook_url": wrong}, headers=headers).status_code in {400, 422}
+    good = "https://wiki.example/hit-rate"
+    assert change(url, {"runbook_url": good}, headers=headers).status_code == 200
+    assert f'<a href="{good}" rel="noopener noreferrer">Your runbook' in visitor.get(f"/alerts/{alert.pk}/").text
+    assert f'value="{good}"' in visitor.get(f"/alerts/rules/{alert.rule_id}/").text
+    alert.refresh_from_db()
+    payload = alert_payload(alert, "firing", noon)["data"]
+    assert payload["remedy"].startswith("Roll back to r1, ")
+    addresses = dict(links(payload, "https://warmpath.example"))
+    assert addresses["Runbook"] == good
+    assert addresses[payload["remedy"]].startswith("https://warmpath.example/policies/")
