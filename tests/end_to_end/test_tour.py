@@ -97,7 +97,7 @@ def test_a_verdict_is_a_minute_away_by_keyboard_alone(stack: LiveStack, chromium
     page.get_by_role("heading", name="Overview").wait_for()
     page.wait_for_load_state("load")
 
-    page.keyboard.type("gi")
+    page.keyboard.type("gw")
     page.wait_for_url("**/what-if/")
     tab_to(page, "Cache per replica")  # after the link to predictions and their outcomes
     tab_to(page, "Predict")
