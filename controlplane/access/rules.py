@@ -71,6 +71,8 @@ RULES: Mapping[str, Rule] = {
     "telemetry:replica": VIEW,
     "telemetry:replica-live": VIEW,
     "telemetry:search": VIEW,
+    "telemetry:start": VIEW,
+    "telemetry:start-dismiss": _rule(POST=VIEWER),
     "telemetry:chart-table": VIEW,
     "telemetry:chart-figure": VIEW,
     "telemetry:chart-csv": VIEW,

@@ -93,6 +93,7 @@ _ENTRIES: dict[str, tuple[str, tuple[tuple[str, str, str, tuple[str, ...]], ...]
             ("Prometheus", "telemetry:metrics-servers", "s", ()),
             ("Users", "controlplane:users", "u", ("/projects/",)),
             ("Client keys", "controlplane:client-keys", "k", ()),
+            ("Get started", "telemetry:start", "j", ()),
             ("API tokens", "controlplane:tokens", "n", ()),
             ("Audit log", "controlplane:audit", "i", ()),
             ("Your account", "controlplane:sessions", "y", ("/accounts/",)),

@@ -14,6 +14,7 @@ from django.utils.safestring import SafeString
 
 from controlplane.errors import InvalidError
 from controlplane.models import Rollout
+from controlplane.web.navigation import may_open
 from controlplane.web.tags import NOTHING, badge, count, percent, seconds
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import headline, revision_path
@@ -30,6 +31,7 @@ from telemetry.services.alerts.previews import Episode
 from telemetry.services.figures.engine import Reconciled
 from telemetry.services.figures.replicas import CELLS, HeatStrip
 from telemetry.services.lab.value import Amount, amount_text
+from telemetry.services.setup import SETUP_COOKIE, Step, setup_steps
 from telemetry.web import decisions, pages, rollout_figures
 from telemetry.web.charts import absence, figure_text
 from telemetry.web.what_if_figures import VERDICTS
@@ -74,6 +76,16 @@ def status_strip(context: template.Context) -> SafeString:
 def figure(document: dict[str, Any] | None, name: str) -> Any:
     """A figure of a document that may be missing; None: unknown."""
     return (document or {}).get(name)
+
+
+@register.simple_tag(takes_context=True)
+def open_steps(context: dict[str, Any]) -> list[Step]:
+    """All steps of a new installation while some are open, for administrators who did not dismiss them. One query."""
+    request = context["request"]
+    if request.COOKIES.get(SETUP_COOKIE) == "off" or not may_open(request, "controlplane:users"):
+        return []
+    steps = setup_steps(request.user, timezone.now())
+    return [] if all(step.done for step in steps) else steps
 
 
 @register.simple_tag

@@ -383,7 +383,11 @@ def _notes(report: ValueReport, period: Period) -> Iterator[str]:
                 f"Pool {name}: {100 * value.reported_ratio:.0f} % of the responses report cached tokens; the others "
                 "count with their mean."
             )
-        if value.replayed_ratio is not None and value.replayed_ratio < ALL_TRAFFIC:
+        if (
+            value.placement.tokens is not None
+            and value.replayed_ratio is not None
+            and value.replayed_ratio < ALL_TRAFFIC
+        ):
             yield (
                 f"Pool {name}: what placement could have saved is extended from {100 * value.replayed_ratio:.0f} % of "
                 "the requests, which were replayed."

@@ -1,4 +1,4 @@
-"""Short links to views, and search."""
+"""Short links to views, search, and the page of a new installation."""
 
 from __future__ import annotations
 
@@ -14,15 +14,26 @@ from django.views.decorators.http import require_GET, require_POST
 
 from controlplane.access.actor import actor_of
 from controlplane.errors import ControlPlaneError
-from controlplane.models import Pool
+from controlplane.models import Pool, Router
+from controlplane.services.fleet.pools import fleet_settings
 from controlplane.web.base import current_user, viewable
 from controlplane.web.navigation import navigation
 from telemetry.models import ShortLink
 from telemetry.services.lab.decisions import requests_of_id
 from telemetry.services.navigation import MAX_QUERY_CHARS, follow, is_match, search, shorten
+from telemetry.services.setup import SETUP_COOKIE, setup_steps
 from telemetry.web.decisions import place_of
 from telemetry.web.ranges import requested_range
 
+COOKIE_S = 400 * 86_400
+CLIENTS = (  # template of the lines, name, number of lines
+    ("curl", "curl", 4),
+    ("openai", "OpenAI's SDK (Python)", 10),
+    ("anthropic", "Anthropic's SDK (Python)", 10),
+    ("langchain", "LangChain", 10),
+    ("claude-code", "Claude Code", 5),
+    ("open-webui", "Open WebUI", 2),
+)
 KINDS = (
     "Pages", "Actions", "Pools", "Replicas", "Task groups", "Policies", "Revisions", "Strategies", "Rollouts", "Alerts",
     "Requests", "Settings",
@@ -105,3 +116,31 @@ def search_page(request: HttpRequest) -> HttpResponse:
     if request.GET.get("format") == "json":
         return JsonResponse({"found": found})
     return render(request, "telemetry/search.html", {"text": text, "found": found})
+
+
+@require_GET
+def start_page(request: HttpRequest) -> HttpResponse:
+    """The steps of a new installation, and lines by which clients use a router."""
+    routers = [router for router in Router.objects.order_by("lost_at", "name") if router.data_url]
+    pools = viewable(request, Pool.objects.order_by("name"))
+    model = next((pool.models[0] for pool in pools if pool.models), "any")
+    address = routers[0].data_url.rstrip("/") if routers else "http://ROUTER:8080"
+    context = {
+        "steps": setup_steps(current_user(request), timezone.now()),
+        "routers": routers,
+        "address": address,
+        "model": model,
+        "clients": CLIENTS,
+        "needs_key": fleet_settings().needs_key,
+    }
+    return render(request, "telemetry/start.html", context)
+
+
+@require_POST
+def start_dismiss(request: HttpRequest) -> HttpResponse:
+    """Do not show the steps on the overview in this browser any more."""
+    response = redirect("telemetry:overview")
+    response.set_cookie(
+        SETUP_COOKIE, "off", max_age=COOKIE_S, httponly=True, samesite="Lax", secure=request.is_secure()
+    )
+    return response
