@@ -17,6 +17,7 @@ from telemetry.models import (
     Notification,
     NotificationKind,
     NotificationState,
+    Reading,
     RouterReading,
     ScrapeState,
 )
@@ -95,6 +96,12 @@ _STEPS = (  # column of the query, then the fields of a step
         "Add user",
     ),
 )
+
+
+def served_model(now: datetime) -> str | None:
+    """A model of the engines that were scraped lately; None if there is none. One query."""
+    readings = Reading.objects.filter(at__gt=now - RECENT).exclude(model="")
+    return readings.order_by("-at").values_list("model", flat=True).first()
 
 
 def setup_steps(user: User, now: datetime) -> list[Step]:

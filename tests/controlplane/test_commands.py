@@ -23,10 +23,10 @@ def output_of(command, *arguments):
     return out.getvalue()
 
 
-def test_the_demo_has_round_robin_and_task_groups():
+def test_the_demo_has_the_strategy_of_a_new_pool_and_task_groups():
     output_of("seed_fleet", "--demo", "--replica", URLS[0], "--replica", URLS[1])
     assert set(TaskGroup.objects.values_list("name", flat=True)) == set(DEMO_GROUPS)
-    assert Pool.objects.get(name="default").policies.get(group=None).live().strategy == "round_robin"
+    assert Pool.objects.get(name="default").policies.get(group=None).live().strategy == "lowest_cost"
     assert set(Replica.objects.values_list("url", flat=True)) == {"http://127.0.0.1:9101", "http://127.0.0.1:9102"}
     assert len(ConfigSnapshot.objects.first().document["pools"][0]["replicas"]) == 2
 

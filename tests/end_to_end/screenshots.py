@@ -1,7 +1,8 @@
 """Take the README's screenshots: ``.venv/bin/python -m tests.end_to_end.screenshots``.
 
-Runs the demo stack for about ten minutes: first ``round_robin``, then ``lowest_cost``, so that the overview shows the
-hit rate rise after the change. Writes ``docs/overview-light.png`` and ``docs/overview-dark.png``. Needs Chromium.
+Runs the demo stack for about ten minutes, as the README's tour does: a bad change, which is rolled back, so that the
+overview shows the hit rate fall and rise. Writes ``docs/overview-light.png`` and ``docs/overview-dark.png``. Needs
+Chromium.
 """
 
 from __future__ import annotations
@@ -18,16 +19,15 @@ from tests.end_to_end.conftest import FLAGS, NO_BROWSER, browser_builds
 from tests.end_to_end.live_stack import PASSWORD, ROOT, LiveStack
 
 FOLDER = ROOT / "docs"
-BEFORE_S = 180  # under round_robin
-AFTER_S = 360  # under lowest_cost
+BEFORE_S = 240  # under lowest_cost
+BAD_S = 120  # under random
+AFTER_S = 240  # after the roll back
 SIZE = {"width": 1280, "height": 860}
 
 
 def publish(rest: httpx.Client, strategy: str) -> None:
     rest.put("policies/default/draft", json={"settings": {"strategy": strategy}}).raise_for_status()
-    rest.post(
-        "policies/default/publish", json={"reason": "Send requests where their prompt is cached"}
-    ).raise_for_status()
+    rest.post("policies/default/publish", json={"reason": "Spread the load evenly"}).raise_for_status()
 
 
 def capture(browser: Browser, web: str, folder: Path) -> list[Path]:
@@ -62,7 +62,10 @@ def main() -> None:
             stack.start(within_s=180)
             time.sleep(BEFORE_S)
             with stack.rest() as rest:
-                publish(rest, "lowest_cost")
+                publish(rest, "random")
+                time.sleep(BAD_S)
+                body = {"revision": 1, "reason": "The hit rate fell"}
+                rest.post("policies/default/revert", json=body).raise_for_status()
             time.sleep(AFTER_S)
             with sync_playwright() as playwright:
                 for file in capture(

@@ -1,11 +1,12 @@
-"""The README's tour: charts, its last commands as written, the alert they lead to, predictions, screenshots."""
+"""The README's tour, with the times it states: charts, its commands, the alert, predictions, screenshots, roll back."""
 
 import json
 import re
 import struct
 import subprocess
 import textwrap
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,11 @@ from tests.end_to_end.live_stack import (
     slowdown,
 )
 from tests.end_to_end.screenshots import SIZE, capture
+from tests.pace import is_within
 
 pytestmark = pytest.mark.timeout(600)
-PACE = 3  # the README's waits are divided by it; scrapes and bins are shorter, too
-QUICK = {"bin_s": 5, "min_requests": 20}
+LINES = 12  # of the traffic generator, one each ten seconds: the time at which the tour publishes a bad change
+BACK = 0.1  # within this of its baseline, the hit rate is back
 
 
 def commands() -> str:
@@ -36,6 +38,16 @@ def commands() -> str:
     sessions = re.findall(r"^ *```sh\n(.*?)^ *```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     (session,) = [textwrap.dedent(one) for one in sessions if "get alerts" in one]
     return session
+
+
+def stated_s() -> list[float]:
+    """The times of the tour's steps, in seconds from its start."""
+    tour = (ROOT / "README.md").read_text().partition("## Tour")[2].partition("\n## ")[0]
+    return [60.0 * int(minutes) + int(seconds) for minutes, seconds in re.findall(r"\*\*(\d+):(\d\d)\*\*", tour)]
+
+
+def traffic_lines(stack: LiveStack) -> int:
+    return sum("requests/s" in line for line in stack.lines)
 
 
 def drops(rest: httpx.Client) -> list[dict[str, Any]]:
@@ -54,16 +66,41 @@ def test_the_overview_shows_live_charts_within_a_minute_of_the_ready_line(stack,
     tab.goto(BLANK_PAGE)
 
 
+def test_the_lines_to_copy_reach_the_router(stack: LiveStack) -> None:
+    with signed_in(stack.web) as browser:
+        page = browser.get("/start/").text
+    lines = [unescape(text) for text in re.findall(r"<textarea[^>]*>\n(.*?)</textarea>", page, re.DOTALL)]
+    curl, openai, anthropic, *_ = lines
+    assert all(stack.router in text for text in lines)
+    done = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=120, check=False)
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"], done.stderr
+    # What these clients send: the base URL with the path of their API, and their own header for the key.
+    sent = {
+        f"{base_url(openai)}/chat/completions": {"Authorization": "Bearer none"},
+        f"{base_url(anthropic)}/v1/messages": {"x-api-key": "none", "anthropic-version": "2023-06-01"},
+    }
+    model = re.search(r'model="([^"]+)"', openai)
+    assert model
+    body = {"model": model[1], "max_tokens": 100, "messages": [{"role": "user", "content": "Hello"}]}
+    for url, headers in sent.items():
+        answer = httpx.post(url, json=body, headers=headers, timeout=120, trust_env=False)
+        assert answer.status_code == 200, answer.text
+
+
+def base_url(lines: str) -> str:
+    found = re.search(r'base_url="([^"]+)"', lines)
+    assert found, lines
+    return found[1]
+
+
 def test_the_tour_s_drop_shows_its_alert_with_the_revision_as_its_cause(stack: LiveStack, tmp_path: Path) -> None:
+    stack.until(lambda: traffic_lines(stack) >= LINES, 240 * slowdown(), "two minutes of traffic")
     with stack.rest() as rest:
-        (rule,) = [one for one in rest.get("alert-rules").json()["results"] if one["kind"] == "hit_rate_drop"]
-        assert rest.patch(f"alert-rules/{rule['id']}", json={"settings": QUICK}).status_code == 200
         assert drops(rest) == []
         session = commands().replace("http://127.0.0.1:8000", stack.web)
-        paced = f"sleep() {{ command sleep $(($1 / {PACE})); }}\n{session}"
 
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", paced],
+            ["bash", "-euo", "pipefail", "-c", session],
             env=stack.environment | {"XDG_CONFIG_HOME": str(tmp_path)},
             cwd=ROOT,
             capture_output=True,
@@ -80,6 +117,9 @@ def test_the_tour_s_drop_shows_its_alert_with_the_revision_as_its_cause(stack: L
         published = rest.get("revisions", params={"policy": "default"}).json()["results"]
         random = next(one for one in published if one["settings"]["strategy"] == "random")
         published_at = datetime.fromisoformat(random["published_at"])
+        _, _, changed_s, alerted_s, *_ = stated_s()
+        fired_s = (datetime.fromisoformat(alert["fired_at"]) - published_at).total_seconds()
+        assert is_within(fired_s, 2 * (alerted_s - changed_s)), "the README says when the alert fires"
         onset_s = (datetime.fromisoformat(alert["detail"]["onset"]) - published_at).total_seconds()
         assert -15 <= onset_s <= 15 * slowdown()
         explained = stack.until(lambda: drops(rest)[0]["causes"], 60, "the causes of the drop")
@@ -141,3 +181,22 @@ def test_the_screenshots_show_the_overview_in_both_themes(stack: LiveStack, chro
     for image in (light, dark):
         assert image.startswith(b"\x89PNG")
         assert struct.unpack(">II", image[16:24]) == tuple(SIZE.values())
+
+
+def test_the_roll_back_brings_the_hit_rate_back_in_the_time_of_the_tour(stack: LiveStack) -> None:
+    *_, rolled_back_s, back_s = stated_s()
+    assert back_s <= 300, "a tour of five minutes"
+    with stack.rest() as rest:
+        (alert,) = drops(rest)
+        body = {"revision": 1, "reason": "the hit rate fell"}
+        assert rest.post("policies/default/revert", json=body).status_code in {200, 202}
+        at = datetime.now(UTC)
+
+        def newest() -> float | None:
+            query = {"metric": "hit_rate", "from": (datetime.now(UTC) - timedelta(seconds=20)).isoformat(), "step": 20}
+            line = rest.get("series", params=query).json()["series"][0]  # the reachable one follows
+            return next((point["value"] for point in reversed(line["points"]) if point["value"] is not None), None)
+
+        limit = alert["baseline_ratio"] - BACK
+        stack.until(lambda: (newest() or 0.0) > limit, 120 * slowdown(), f"a hit rate above {limit:.0%}", every_s=2)
+        assert is_within((datetime.now(UTC) - at).total_seconds(), 2 * (back_s - rolled_back_s))

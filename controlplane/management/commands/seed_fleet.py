@@ -47,7 +47,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--demo",
             action="store_true",
-            help="the replicas are stand-ins: one pool for any model under round_robin, with the demo's task groups",
+            help="the replicas are stand-ins: one pool for any model, with the demo's task groups",
         )
 
     def handle(self, *_args: Any, **options: Any) -> None:
@@ -81,10 +81,8 @@ class Command(BaseCommand):
         return admin, "" if configured else password
 
     def _demo(self, urls: Sequence[str]) -> None:
-        """One pool with ``round_robin``, so that the demo shows what a better policy changes."""
-        pool = Pool.objects.filter(name=POOL).first() or create_pool(
-            POOL, description="Where every model is served.", strategy="round_robin"
-        )
+        """One pool under a new pool's strategy, so that a bad change is a drop two minutes after the start."""
+        pool = Pool.objects.filter(name=POOL).first() or create_pool(POOL, description="Where every model is served.")
         for url in urls:
             self._replica(pool, url)
         for name, description in DEMO_GROUPS.items():

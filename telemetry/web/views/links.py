@@ -21,7 +21,7 @@ from controlplane.web.navigation import navigation
 from telemetry.models import ShortLink
 from telemetry.services.lab.decisions import requests_of_id
 from telemetry.services.navigation import MAX_QUERY_CHARS, follow, is_match, search, shorten
-from telemetry.services.setup import SETUP_COOKIE, setup_steps
+from telemetry.services.setup import SETUP_COOKIE, served_model, setup_steps
 from telemetry.web.decisions import place_of
 from telemetry.web.ranges import requested_range
 
@@ -123,13 +123,14 @@ def start_page(request: HttpRequest) -> HttpResponse:
     """The steps of a new installation, and lines by which clients use a router."""
     routers = [router for router in Router.objects.order_by("lost_at", "name") if router.data_url]
     pools = viewable(request, Pool.objects.order_by("name"))
-    model = next((pool.models[0] for pool in pools if pool.models), "any")
+    model = next((pool.models[0] for pool in pools if pool.models), None) or served_model(timezone.now())
     address = routers[0].data_url.rstrip("/") if routers else "http://ROUTER:8080"
     context = {
         "steps": setup_steps(current_user(request), timezone.now()),
         "routers": routers,
         "address": address,
-        "model": model,
+        "model": model or "YOUR_MODEL",
+        "knows_model": model is not None,
         "clients": CLIENTS,
         "needs_key": fleet_settings().needs_key,
     }
