@@ -16,7 +16,7 @@ NOT_PAGES = {
     "telemetry:status", "telemetry:overview-live", "telemetry:pool-live", "telemetry:group-live",
     "telemetry:replica-live",
     "telemetry:chart-figure", "telemetry:chart-csv", "telemetry:chart-json", "telemetry:breakdown-figure",
-    "telemetry:events-csv",
+    "telemetry:events-csv", "telemetry:value-csv",
     "telemetry:capacity-figure", "telemetry:what-if-draft", "telemetry:prediction-figure",
     "telemetry:prediction-of-rollout",
     "controlplane:policy-rollout", "controlplane:warming", "controlplane:pool-sources",
