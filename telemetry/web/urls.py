@@ -6,7 +6,6 @@ from django.urls import path, register_converter
 
 from telemetry.web.views import (
     alerts,
-    capacity,
     channels,
     charts,
     events,
@@ -63,9 +62,9 @@ urlpatterns = [
     path("value/", reports.value_page, name="value"),
     path("value.csv", reports.value_csv, name="value-csv"),
     path("report/", reports.report_page, name="report"),
-    path("capacity/", capacity.capacity_page, name="capacity"),
-    path("capacity/<name:pool_name>/sweep/", capacity.capacity_sweep, name="capacity-sweep"),
-    path("capacity/<name:pool_name>/figures/<slug:slug>/", capacity.capacity_figure, name="capacity-figure"),
+    path("capacity/", reports.capacity_page, name="capacity"),
+    path("capacity/<name:pool_name>/sweep/", reports.capacity_sweep, name="capacity-sweep"),
+    path("capacity/<name:pool_name>/figures/<slug:slug>/", reports.capacity_figure, name="capacity-figure"),
     path("what-if/", what_ifs.what_if_list, name="what-ifs"),
     path("what-if/drafts/<int:policy_id>/", what_ifs.what_if_draft, name="what-if-draft"),
     path("what-if/predictions/", what_ifs.prediction_list, name="predictions"),
