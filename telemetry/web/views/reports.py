@@ -222,7 +222,9 @@ def report_page(request: HttpRequest) -> HttpResponse:
         "rows": comparison_rows(report.pool, FIGURES, has_verdict=not report.no_verdict) if report else [],
         "groups": _group_rows(report) if report else [],
     }
-    return render(request, "telemetry/report.html", context, status=422 if error and "at" in request.GET else 200)
+    return render(
+        request, "telemetry/report.html", context, status=422 if error and {"at", "span"} & request.GET.keys() else 200
+    )
 
 
 def _rollout(request: HttpRequest) -> Rollout | None:
