@@ -176,6 +176,13 @@ def _resolves_at(alert: Alert) -> datetime | None:
 
 
 @register.filter
+def of_longest(value: float | None, compared: Iterable[tuple[str, Any]]) -> float:
+    """A TTFT p50 relative to the longest of the compared rows, 0 to 1, as the length of a bar."""
+    known = [row.figures["ttft_p50_s"] for _, row in compared if row.figures and row.figures["ttft_p50_s"]]
+    return (value or 0.0) / max(known, default=1.0)
+
+
+@register.filter
 def likelihood(confidence: float) -> str:
     """A confidence in words, with its number."""
     words = next(words for least, words in _LIKELIHOODS if confidence >= least)

@@ -96,6 +96,7 @@ def test_publishing_prefix_hash_in_the_browser_raises_the_hit_rate_and_lowers_tt
     tab.locator("a.choice", has_text=re.compile("prefix.hash", re.IGNORECASE)).click()
     tab.get_by_role("button", name="Save draft and review").click()
     tab.get_by_label("Reason").fill("keep shared prompts warm")
+    tab.get_by_label("All at once").check()
     tab.get_by_role("button", name=re.compile("Publish revision")).click()
     expect(tab.locator("#rollout")).to_contain_text("router-1")
     stack.until(lambda: revision_running(rest)[1], 20, "the router to acknowledge")

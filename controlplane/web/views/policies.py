@@ -26,7 +26,7 @@ from controlplane.services.policies.lifecycle import (
     save_draft,
 )
 from controlplane.services.policies.publish_checks import PredictionMode, finding_of, prediction_policy
-from controlplane.services.policies.rollout_plans import RolloutPlan
+from controlplane.services.policies.rollout_plans import Plan, RolloutPlan
 from controlplane.services.policies.settings import (
     StrategyInfo,
     canonical_settings,
@@ -40,6 +40,7 @@ from controlplane.web.forms.policies import PublishForm
 from controlplane.web.views.routers import convergence
 
 HISTORY = 6  # revisions on a policy's page
+MOST_PREFIXES = 0.5  # a change that moves more of them is preselected to be gradual
 
 
 def get_policy(policy_id: int) -> RoutingPolicy:
@@ -106,10 +107,13 @@ def _context(policy: RoutingPolicy) -> dict[str, Any]:
     }
     if draft:
         draft.policy = policy
-        initial = {"reason": draft.reason, "digest": draft.digest}
-        context["publish_form"] = PublishForm(draft, initial=initial, comparable=live is not None)
         context |= _impact(policy, live, draft.settings)
         context["finding"] = finding_of(draft)
+        moved = max((effect.moved_ratio or 0.0 for effect in context["effects"]), default=0.0)
+        gradual = live is not None and (context["finding"] is not None or moved > MOST_PREFIXES)
+        plan = Plan.BY_SHARE if gradual else Plan.ALL_AT_ONCE
+        initial = {"reason": draft.reason, "digest": draft.digest, "plan": plan}
+        context["publish_form"] = PublishForm(draft, initial=initial, comparable=live is not None)
         context["predicts"] = prediction_policy(policy.pool).mode is not PredictionMode.OFF
     return context
 

@@ -200,11 +200,12 @@ def what_if_draft(request: HttpRequest, policy_id: int) -> HttpResponse:
         except ControlPlaneError as failure:
             error = str(failure)
     what_if, number = next(what_ifs_of_settings(draft), (None, 0))
-    rows = rows_of(what_if)[2:] if what_if else []
+    rows = rows_of(what_if) if what_if else []
     context = {
         "policy": policy,
         "what_if": what_if,
-        "row": rows[number] if rows else None,
+        "compared": [("Now, replayed", rows[1]), ("This draft", rows[number + 2])] if rows else [],
+        "row": rows[number + 2] if rows else None,
         "error": error,
         "finding": finding_of(draft),
         "publish_form": PublishForm(draft),

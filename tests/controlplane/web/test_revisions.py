@@ -94,7 +94,7 @@ def test_a_revision_that_an_alert_named_is_marked_not_offered_and_asked_about_on
     assert "Roll back to revision 1, round_robin</a>" in page
     for text in (page, visitor.get(path(history, "revisions/")).text):
         assert '<a class="badge bad" href="/alerts/7/"' in text
-        assert "named by </span>alert 7</a>" in text
+        assert "caused alert 7</a>" in text
 
     answers = {"reason": "again", "live": 3}
     refused = visitor.post(path(history, "revert/2/"), answers)
