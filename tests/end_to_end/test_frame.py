@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from urllib.parse import urljoin
+
 import pytest
 from playwright.sync_api import expect
 
@@ -94,3 +97,13 @@ def test_search_and_account_work_without_scripts(site, full):
     page.locator(".account > summary").click()
     page.get_by_role("link", name="Sessions").click()
     expect(page.locator(".rail [aria-current=true]")).to_have_text("Settings")
+
+
+def test_pages_can_be_installed_as_an_app(site, full):
+    page = site.open()
+    page.goto("/alerts/")
+    manifest = page.context.new_cdp_session(page).send("Page.getAppManifest")
+    assert manifest["errors"] == []
+    found = json.loads(manifest["data"])
+    assert page.request.get(found["start_url"]).ok
+    assert {page.request.get(urljoin(manifest["url"], icon["src"])).status for icon in found["icons"]} == {200}
