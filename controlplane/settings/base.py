@@ -98,7 +98,8 @@ SECURE_REFERRER_POLICY = "same-origin"
 # Plotly needs style attributes; inline scripts and styles are blocked.
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; img-src 'self' data:; "
-    "font-src 'self'; connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    "font-src 'self'; connect-src 'self'; manifest-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 
 # --- REST -----------------------------------------------------------------------------------------------

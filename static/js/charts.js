@@ -92,7 +92,7 @@ export class Chart {
   // Redraws the chart if the size of its panel changed.
   fit() {
     const drawn = this.plot._fullLayout;
-    if (drawn && (drawn.width !== this.plot.clientWidth || drawn.height !== this.plot.clientHeight)) this.draw();
+    if (drawn && Math.max(Math.abs(drawn.width - this.plot.clientWidth), Math.abs(drawn.height - this.plot.clientHeight)) >= 1) this.draw();
   }
 
   async draw() {

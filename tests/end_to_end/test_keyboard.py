@@ -67,7 +67,7 @@ def test_an_alert_is_acknowledged_and_silenced(site, full, complaints):
     page.keyboard.type("a replica is being added")
     tab_to(page, "Acknowledge")
     page.keyboard.press("Enter")
-    expect(page.get_by_text("Acknowledged by olga")).to_be_visible()
+    expect(page.locator(".page").get_by_text("Acknowledged by olga")).to_be_visible()
     tab_to(page, "Silence")
     page.keyboard.press("Enter")
     page.wait_for_url("**/silences/new/**")
