@@ -80,12 +80,11 @@ def figure(document: dict[str, Any] | None, name: str) -> Any:
 
 @register.simple_tag(takes_context=True)
 def open_steps(context: dict[str, Any]) -> list[Step]:
-    """All steps of a new installation while some are open, for administrators who did not dismiss them. One query."""
+    """The open steps of a new installation, for administrators who did not dismiss them. One query."""
     request = context["request"]
     if request.COOKIES.get(SETUP_COOKIE) == "off" or not may_open(request, "controlplane:users"):
         return []
-    steps = setup_steps(request.user, timezone.now())
-    return [] if all(step.done for step in steps) else steps
+    return [step for step in setup_steps(request.user, timezone.now()) if not step.done]
 
 
 @register.simple_tag

@@ -33,17 +33,17 @@ def test_each_step_is_ticked_off_by_what_is_measured(operator, noon, pool, djang
         assert done(operator, noon) == set()
     replica: Replica = add_replica(pool, name="gpu-1", url="http://10.0.0.1:8000")
     state = ScrapeState.objects.create(replica=replica, at=noon, health=Health.UP, lacks_prefix_cache=True)
-    assert done(operator, noon) == {"A replica responds"}
+    assert done(operator, noon) == {"A replica that responds"}
     ScrapeState.objects.filter(pk=state.pk).update(lacks_prefix_cache=False)
-    expected = {"A replica responds", "Prefix caching is on"}
+    expected = {"A replica that responds", "Prefix caching"}
     assert done(operator, noon) == expected
 
     ensure_days([noon.date()])
     route_reading(a_router(), noon - timedelta(minutes=2), requests=1)
-    expected |= {"A client sent a request through a router"}
+    expected |= {"A request of a client"}
     assert done(operator, noon) == expected
     route_reading(a_router(), noon - timedelta(minutes=1), group="agents", requests=1, usage_reported=1)
-    expected |= {"Responses report cached tokens", "Requests name a task group"}
+    expected |= {"Cached tokens in responses", "A task group of requests"}
     assert done(operator, noon) == expected
 
     test_send(create_channel("on-call", config={"url": "https://example.org/hook"}))
@@ -76,3 +76,10 @@ def test_the_lines_of_clients_have_the_router_s_address_and_a_model(visitor, poo
     assert sum("qwen3" in text for text in lines) == 5  # Open WebUI lists the models itself
     for text in lines[1:4]:
         compile(text, "lines", "exec")
+
+
+def test_an_administrator_dismisses_the_open_steps_of_the_overview(visitor):
+    assert 'id="setup"' in visitor.get("/").text
+    assert visitor.post("/start/dismiss/").headers["Location"] == "/"
+    assert 'id="setup"' not in visitor.get("/").text
+    assert "A second user" in visitor.get("/start/").text  # where they stay
