@@ -64,7 +64,6 @@ RULES: Mapping[str, Rule] = {
     "telemetry:overview": VIEW,
     "telemetry:overview-live": VIEW,
     "telemetry:pool": VIEW,
-    "telemetry:pool-live": VIEW,
     "telemetry:group": VIEW,
     "telemetry:group-live": VIEW,
     "telemetry:prompts": VIEW,

@@ -8,7 +8,17 @@ import { offset, formatTime, zoneName } from "./zone.js";
 
 const CONFIG = { displayModeBar: false, responsive: false, scrollZoom: false, doubleClick: false, showTips: false };
 const SETTLED_MS = 150;
+let library; // of Plotly, loaded with the first chart
 const NARROW = matchMedia("(width < 40rem), (pointer: coarse)");
+
+// Loads Plotly after the page's text; it is most of the page's weight.
+function loadPlotly(src) {
+  library ??= new Promise((resolve, reject) => {
+    const script = Object.assign(document.createElement("script"), { src, onload: resolve, onerror: () => { library = undefined; script.remove(); reject(new Error(src)); } });
+    document.head.append(script);
+  });
+  return library;
+}
 
 export class Chart {
   constructor(section) {
@@ -38,6 +48,7 @@ export class Chart {
       clearTimeout(this.resizing);
       this.resizing = setTimeout(() => this.fit(), SETTLED_MS);
     }).observe(this.plot);
+    new IntersectionObserver(([seen]) => seen.isIntersecting && !this.figure && this.load(), { rootMargin: "200px" }).observe(this.section);
     this.plot.addEventListener("pointerenter", () => (this.pointed = true));
     this.plot.addEventListener("pointerleave", () => (this.pointed = false));
   }
@@ -47,14 +58,16 @@ export class Chart {
   }
 
   async load() {
-    if (this.loading || (this.figure && (this.pointed || this.range || !this.near()))) return;
+    if (this.loading || !this.near() || (this.figure && (this.pointed || this.range))) return;
     this.loading = true;
     try {
+      const plotly = loadPlotly(this.section.parentElement.dataset.plotly);
       const response = await fetch(this.section.dataset.src, { headers: { Accept: "application/json" } });
       if (response.redirected) return location.reload();
       if (!response.ok) return this.failed(`the server responded with status ${response.status}`);
       this.response = await response.json();
       this.loadedAt = Date.now();
+      await plotly;
       await this.rezone();
       this.stale("");
     } catch (error) {
@@ -83,7 +96,7 @@ export class Chart {
     return this.offset ? stamp(instant(at) - this.offset) : at;
   }
 
-  // Whether the chart is visible or close to it; others are not refreshed.
+  // Whether the chart is visible or close to it; others are neither loaded nor refreshed.
   near() {
     const { top, bottom } = this.section.getBoundingClientRect();
     return bottom > -200 && top < innerHeight + 200;
@@ -112,7 +125,21 @@ export class Chart {
     if (first) this.plot.on("plotly_relayout", (change) => this.relayouted(change));
     this.note(meta.empty ? `No data: ${meta.empty}.` : "");
     this.plot.setAttribute("aria-label", meta.summary);
+    this.listEvents(meta.events);
     this.fillTable();
+  }
+
+  // Lists the marked events under the chart, where they cover no line.
+  listEvents(events) {
+    const place = this.part("events");
+    place.hidden = !events.length;
+    place.querySelector("summary").textContent = events.length === 1 ? "1 event" : `${events.length} events`;
+    place.querySelector("ol").replaceChildren(...events.map(([at, text]) => {
+      const time = Object.assign(document.createElement("strong"), { textContent: formatTime(instant(at), "second") });
+      const item = document.createElement("li");
+      item.append(time, ` ${text}`);
+      return item;
+    }));
   }
 
   // Shows why this chart could not be loaded; other charts are not affected.

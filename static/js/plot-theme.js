@@ -10,19 +10,23 @@ function colour(name) {
   return value;
 }
 
-// Shows as many labels of marks as fit side by side; a label without room on the right goes to the left of its mark.
+// Shows as many labels as fit, the newest first: names of policies inside the plot, labels of marks above it. A label
+// without room on its right goes to the left of its place.
 function visibleLabels(layout, width) {
   const [from, to] = layout.xaxis.range.map((at) => Date.parse(at));
-  let free = -Infinity;
-  return (layout.annotations ?? []).flatMap((label) => {
-    const length = label.text.length * LETTER_PX;
-    const at = ((Date.parse(label.x) - from) / (to - from)) * width;
-    const left = at + length > width;
-    const start = left ? at - length : at;
-    if (start < free) return [];
-    free = start + length + LETTER_PX;
-    return [{ ...label, xanchor: left ? "right" : "left" }];
-  });
+  const place = (label) => ((Date.parse(label.x) - from) / (to - from)) * width;
+  const fitting = (labels) => {
+    let free = width;
+    return labels.sort((one, other) => place(other) - place(one)).flatMap((label, index) => {
+      const at = Math.max(place(label), 0), length = label.text.length * LETTER_PX;
+      const left = at + length > free;
+      if (at > width || (left && (index || at < length))) return [];
+      free = (left ? at - length : at) - LETTER_PX;
+      return [{ ...label, xanchor: left ? "right" : "left", ...(at === 0 && { xref: "paper", x: 0 }) }];
+    });
+  };
+  const labels = layout.annotations ?? [];
+  return [...fitting(labels.filter((label) => label.name)), ...fitting(labels.filter((label) => !label.name))];
 }
 
 // The name of the chart's time zone, at the left edge, clear of the axis labels.
@@ -39,6 +43,6 @@ export function themed(layout, width, zone = "") {
     xaxis: { ...layout.xaxis, ...axis, spikecolor: ink, spikethickness: 1, spikedash: "solid" },
     yaxis: { ...layout.yaxis, ...axis },
     hoverlabel: { bgcolor: surface, bordercolor: line, font: { color: strong, size: 12 }, align: "left" },
-    annotations: [...visibleLabels(layout, width).map((label) => ({ ...label, font: { ...label.font, color: strong } })), ...(zone ? [zoneLabel(zone, ink, layout.margin.l)] : [])],
+    annotations: [...visibleLabels(layout, width).map((label) => ({ ...label, bgcolor: label.name && surface, font: { ...label.font, color: strong } })), ...(zone ? [zoneLabel(zone, ink, layout.margin.l)] : [])],
   };
 }

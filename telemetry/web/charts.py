@@ -28,6 +28,7 @@ class View:
     title: str
     figure: Figure
     only: frozenset[Kind] | None = None  # kinds of subjects; None: those of the figure
+    spread: bool = False  # of more than two lines, draw the median, and the range of all as a band
 
     @property
     def kinds(self) -> frozenset[Kind]:
@@ -115,7 +116,8 @@ UTILIZATION = Chart(
     "utilization",
     "util",
     (
-        View("kv_usage", "KV usage", "KV usage", FIGURES["kv_usage"]["replica"]),
+        View("kv_usage", "KV usage", "KV usage", FIGURES["kv_usage"]["replica"], spread=True),
+        View("kv_replica", "KV usage by replica", "KV usage by replica", FIGURES["kv_usage"]["replica"]),
         View("running", "Running", "Running requests", FIGURES["running"]["replica"]),
         View("waiting", "Waiting", "Waiting requests", FIGURES["waiting"]["replica"]),
         View("reason", "Waiting by reason", "Waiting requests by reason", FIGURES["waiting"]["reason"]),

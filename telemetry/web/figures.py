@@ -11,13 +11,15 @@ and each line also has a dash, so that colour is never the only difference.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from controlplane.models import Event, EventKind
 from telemetry.metrics.windows import Series, Window
+from telemetry.services.figures.groups import Period
 from telemetry.web.charts import View, chart_summary, notes_of, why_empty
 
 COLOURS = (
@@ -67,23 +69,26 @@ MARKED = {
     EventKind.CONFIG_APPLIED: ("applied", "policy"),
 }
 MARKER_COLOURS = {"policy": "#d9581a", "bad": "#e0504c", "cold": "#3f86cc", "good": "#4d9c3a", "fleet": "#7f8b98"}
-MAX_LISTED = 6  # events in the text of a mark
+MAX_LISTED = 3  # events of a kind that a line of the list names
 MARKS_PER_CHART = 40  # events within a 40th of the chart share a mark
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """A mark on the time axis; ``text`` lists its events, one per line."""
+    """A mark on the time axis; ``lines`` are its events, those of the same kind in one line, each with its time."""
 
     at: datetime
     label: str
     colour: str
-    text: str
+    lines: list[tuple[datetime, str]]
     count: int
 
 
-def markers(events: Iterable[Event], window: Window) -> list[Marker]:
-    """The marks of a window, ascending. Events close to each other share a mark."""
+def markers(events: Iterable[Event], window: Window, *, named: bool = True) -> list[Marker]:
+    """The marks of a window, ascending. Events close to each other share a mark.
+
+    ``named``: whether the mark of a new policy has its name, which the bands of a single pool have already.
+    """
     distance = timedelta(seconds=window.length_s / MARKS_PER_CHART)
     groups: list[list[Event]] = []
     for event in events:
@@ -93,22 +98,33 @@ def markers(events: Iterable[Event], window: Window) -> list[Marker]:
             groups[-1].append(event)
         else:
             groups.append([event])
-    return [_marker(group) for group in groups]
+    return [_marker(group, named=named) for group in groups]
 
 
-def _marker(events: list[Event]) -> Marker:
+def _marker(events: list[Event], *, named: bool) -> Marker:
     first = min(events, key=lambda event: list(MARKED).index(EventKind(event.kind)))
-    label, tone = MARKED[EventKind(first.kind)]
-    lines = [f"{event.at:%H:%M:%S} UTC {event.summary}" for event in events[:MAX_LISTED]]
-    if len(events) > MAX_LISTED:
-        lines.append(f"and {len(events) - MAX_LISTED} more")
-    return Marker(first.at, _mark_label(first, label), MARKER_COLOURS[tone], "\n".join(lines), len(events))
+    of_kind: dict[str, list[Event]] = {}
+    for event in events:
+        of_kind.setdefault(event.kind, []).append(event)
+    lines = [(of[0].at, _line_of(of)) for of in of_kind.values()]
+    return Marker(
+        first.at, _mark_label(first, named=named), MARKER_COLOURS[MARKED[EventKind(first.kind)][1]], lines, len(events)
+    )
 
 
-def _mark_label(event: Event, label: str) -> str:
-    """The label with the name of its policy or replica, if that is short."""
+def _line_of(events: list[Event]) -> str:
+    """Events of one kind as a line."""
+    summaries = " ".join(event.summary for event in events[:MAX_LISTED])
+    more = f" And {len(events) - MAX_LISTED} more." if len(events) > MAX_LISTED else ""
+    return summaries + more
+
+
+def _mark_label(event: Event, *, named: bool) -> str:
+    """The label with the name of its policy or replica, if that is short; "" for a policy that a band names."""
+    label = MARKED[EventKind(event.kind)][0]
     if event.kind == EventKind.POLICY_PUBLISHED:
-        return f"{event.detail.get('policy', label)} r{event.detail.get('revision', '')}"
+        strategy = (event.detail.get("after") or {}).get("strategy", label)
+        return f"{event.detail.get('policy', label)}: {strategy} r{event.detail.get('revision', '')}" if named else ""
     if event.replica is not None and len(event.replica.name) <= 12:
         return f"{event.replica.name} {label}"
     return label
@@ -126,9 +142,17 @@ Polygon = tuple[list[str | None], list[float | None]]
 
 
 def build_figure(
-    view: View, lines: Sequence[Series], marks: Sequence[Marker], window: Window, cold: Sequence[Interval] = ()
+    view: View,
+    lines: Sequence[Series],
+    marks: Sequence[Marker],
+    window: Window,
+    *,
+    cold: Sequence[Interval] = (),
+    periods: Sequence[Period] = (),
 ) -> dict[str, Any]:
-    """A figure for ``Plotly.react``: ``data`` and ``layout``, and ``meta`` with the summary and the notes."""
+    """A figure for ``Plotly.react``: ``data``, ``layout``, and ``meta`` with the summary, the events and the notes."""
+    if view.spread:
+        lines = _summarized(lines)
     from plotly import graph_objects  # noqa: PLC0415 - the import takes half a second
 
     traces = (
@@ -137,7 +161,9 @@ def build_figure(
     if marks:
         traces.append(_marks(marks))
     layout = _layout(view, marks, window)
-    layout["shapes"] = [_shade(interval, window) for interval in cold] + layout["shapes"]
+    shaded = [_shade((start, end), window, REST, 0.09) for start, end, _ in periods[::2]]
+    layout["shapes"] = shaded + [_shade(interval, window) for interval in cold] + layout["shapes"]
+    layout["annotations"] += [_period_label(start, label) for start, _, label in periods]
     figure = graph_objects.Figure(data=traces, layout=layout).to_plotly_json()
     return {"data": figure["data"], "layout": figure["layout"], "meta": _meta(view, lines, marks, window)}
 
@@ -147,6 +173,23 @@ def _overlaid(lines: Sequence[Series], unit: str, window: Window) -> list[dict[s
     traces = [_band(_spread(rest), f"{len(rest)} others, minimum to maximum", REST, 0.25)] if rest else []
     traces += [_band(_edges(line), line.label, colour(index), 0.18, "edge") for index, line in drawn if line.band]
     return traces + _lines(drawn, unit, window)
+
+
+def _summarized(lines: Sequence[Series]) -> Sequence[Series]:
+    """Of more than two lines: their median, with the band from the lowest to the highest value, and both of these."""
+    if len(lines) <= 2:
+        return lines
+    steps = [
+        [value for _, value in step if value is not None] for step in zip(*(line.points for line in lines), strict=True)
+    ]
+    starts = [at for at, _ in lines[0].points]
+
+    def of(name: str, choose: Callable[[list[float]], float]) -> Series:
+        return Series(name, [(at, choose(known) if known else None) for at, known in zip(starts, steps, strict=True)])
+
+    middle = of(f"median of {len(lines)}", statistics.median)
+    band = [_ends(known) for known in steps]
+    return [Series(middle.label, middle.points, lines[0].states, band), of("highest", max), of("lowest", min)]
 
 
 def _stacked(lines: Sequence[Series], unit: str, window: Window) -> list[dict[str, Any]]:
@@ -174,6 +217,7 @@ def _meta(view: View, lines: Sequence[Series], marks: Sequence[Marker], window: 
         "unit": view.figure.unit,
         "summary": chart_summary(view, window, lines, sum(mark.count for mark in marks)),
         "empty": "" if known else why_empty(view, lines),
+        "events": [[_stamp(at), text] for mark in marks for at, text in mark.lines],
         "notes": notes_of(lines),
     }
 
@@ -291,7 +335,7 @@ def _marks(marks: Sequence[Marker]) -> dict[str, Any]:
         "y": [0.985] * len(marks),
         "yaxis": "y2",
         "marker": {"symbol": "triangle-down", "size": 11, "color": [mark.colour for mark in marks]},
-        "hovertext": ["<br>".join(_escaped(line) for line in mark.text.split("\n")) for mark in marks],
+        "hovertext": [_escaped(f"{mark.label or 'new policy'}{_more(mark)}") for mark in marks],
         "hovertemplate": "%{hovertext}<extra></extra>",
         "cliponaxis": False,
         "meta": "events",
@@ -315,7 +359,7 @@ def _layout(view: View, marks: Sequence[Marker], window: Window) -> dict[str, An
         "yaxis": {"fixedrange": True, "zeroline": False, "nticks": 5, "exponentformat": "SI", **AXES[view.figure.unit]},
         "yaxis2": {"overlaying": "y", "range": [0, 1], "fixedrange": True, "visible": False},
         "shapes": [_mark_line(mark) for mark in marks],
-        "annotations": [_annotation(mark) for mark in marks],
+        "annotations": [_annotation(mark) for mark in marks if mark.label],
     }
 
 
@@ -332,14 +376,19 @@ def _mark_line(mark: Marker) -> dict[str, Any]:
     return {"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": line}
 
 
-def _shade(interval: Interval, window: Window) -> dict[str, Any]:
+def _shade(interval: Interval, window: Window, colour: str = COLD, alpha: float = 0.16) -> dict[str, Any]:
     start, end = (_stamp(min(max(at, window.start), window.end)) for at in interval)
     place = {"type": "rect", "xref": "x", "yref": "paper", "x0": start, "x1": end, "y0": 0, "y1": 1}
-    return {**place, "layer": "below", "line": {"width": 0}, "fillcolor": translucent(COLD, 0.16)}
+    return {**place, "layer": "below", "line": {"width": 0}, "fillcolor": translucent(colour, alpha)}
+
+
+def _period_label(start: datetime, label: str) -> dict[str, Any]:
+    """The name of the policy at the top of its time; ``plot-theme.js`` knows it by ``name``."""
+    place = {"xref": "x", "yref": "paper", "x": _stamp(start), "y": 1, "yanchor": "top", "xanchor": "left"}
+    return {**place, "name": "policy", "text": _escaped(label), "showarrow": False, "font": {"size": 12}}
 
 
 def _annotation(mark: Marker) -> dict[str, Any]:
-    more = f" +{mark.count - 1}" if mark.count > 1 else ""
     return {
         "xref": "x",
         "yref": "paper",
@@ -348,10 +397,14 @@ def _annotation(mark: Marker) -> dict[str, Any]:
         "yanchor": "bottom",
         "xanchor": "left",
         "yshift": 1,
-        "text": _escaped(f"{mark.label}{more}"),
+        "text": _escaped(f"{mark.label}{_more(mark)}"),
         "showarrow": False,
         "font": {"size": 11},
     }
+
+
+def _more(mark: Marker) -> str:
+    return f" +{mark.count - 1}" if mark.count > 1 else ""
 
 
 def _stamp(at: datetime) -> str:

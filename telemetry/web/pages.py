@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ from telemetry.services.figures.groups import share_within
 from telemetry.services.figures.overview import HEALTHS, worst_first
 from telemetry.services.figures.replicas import events_of
 from telemetry.services.self_monitoring import TelemetryStatus, telemetry_status
-from telemetry.web.charts import CHARTS, OBJECTIVE, Chart, View
+from telemetry.web.charts import CHARTS, HIT_RATE, OBJECTIVE, TTFT, Chart, View
 from telemetry.web.ranges import PageState
 
 REPLICA_COLUMNS = (
@@ -53,6 +53,7 @@ MAX_MISSED_SCRAPES = 3  # before a page says that scraping stopped
 MAX_EVENTS = 8  # on a page
 MAX_FIRING, MAX_CANARIES = 50, 3  # of which the status strip shows the worst
 REPLICAS_PER_PAGE = 50
+MAIN_CHARTS = (HIT_RATE.slug, TTFT.slug)  # of the overview; each of the others has a page
 TTFT_COLUMNS = ("ttft_p50_s", "ttft_p95_s")
 
 
@@ -127,11 +128,14 @@ class Entry:
     views: list[View]
 
 
-def frame(state: PageState) -> dict[str, Any]:
-    """The context of a page besides that of its live part."""
+def frame(state: PageState, drawn: Collection[str] = CHARTS) -> dict[str, Any]:
+    """The context of a page besides that of its live part: the charts that are drawn, and links to the others."""
     views = ((chart, chart.view(state.query, state.kind)) for chart in CHARTS.values())
     charts = [Entry(chart, view, chart.views_of(state.kind)) for chart, view in views if view is not None]
-    return {"charts": charts}
+    return {
+        "charts": [entry for entry in charts if entry.chart.slug in drawn],
+        "more_charts": [entry for entry in charts if entry.chart.slug not in drawn],
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +187,7 @@ def live_context(state: PageState) -> dict[str, Any]:
     return {
         "page_state": state,
         "objective_s": objective_s,
-        "in_time": share_within(state.subject, state.range.now, objective_s),
+        "in_time": share_within(state.subject, state.range.window, objective_s),
         "events": events_of(state.subject, state.range.window, MAX_EVENTS)[::-1],
     }
 

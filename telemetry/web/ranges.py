@@ -1,8 +1,8 @@
 """The state of a page, all of which is in its URL: subject, time range and chart views.
 
-``?range=90m`` is a live range, which ends now and moves; ``?from=...&to=...`` (UTC) is a fixed one. Tiles of a live
-range cover the last minute and tables at most the last 15 minutes: both refresh every few seconds, so their cost must
-not depend on the range of the charts.
+``?range=90m`` is a live range, which ends now and moves; ``?from=...&to=...`` (UTC) is a fixed one. Tiles cover the
+range, which is cheap because long ranges are read from rollups, and say so; what is up, waiting or active is as of the
+end of the range. Tables of a live range cover at most the last 15 minutes, because they have a row for each replica.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from controlplane.access.actor import actor_of
 from controlplane.models import Event, Pool, Replica
 from controlplane.web.base import viewable
 from controlplane.web.navigation import carried
+from controlplane.web.tags import seconds
 from telemetry.metrics.windows import Window, choose_step
 from telemetry.services.figures.overview import Kind, Subject
 from telemetry.services.figures.series import fit_window
@@ -33,7 +34,6 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}  # seconds
 LENGTH = re.compile(r"([1-9][0-9]{0,6})([smhdw])")
 DEFAULT = "15m"
 MIN_RANGE_S = 60.0
-TILES_S = 60.0  # the window of tiles
 MAX_TABLE_S = 900.0
 MAX_RANGE_S = 90 * 86_400.0
 MAX_REFRESH_S = 60
@@ -56,9 +56,14 @@ class TimeRange:
         return bool(self.key)
 
     @property
-    def now(self) -> Window:
-        """The window of tiles."""
-        return self._last(max(TILES_S, 4 * settings.SCRAPE_INTERVAL_S)) if self.live else self.window
+    def label(self) -> str:
+        """The range in words, such as: last 15 min."""
+        return f"last {seconds(length_s(self.key))}" if self.live else "in this range"
+
+    @property
+    def page_refresh_s(self) -> int:
+        """Refresh interval of tiles and tables: longer for a range of hours, in which little changes in seconds."""
+        return int(min(max(self.window.length_s / 1440, 5), MAX_REFRESH_S)) if self.live else 0
 
     @property
     def table(self) -> Window:
@@ -180,6 +185,12 @@ class PageState:
         ]
 
     @property
+    def pool_path(self) -> str:
+        """The overview of the subject's pool, with the time range."""
+        times = {name: value for name in ("range", "from", "to") if (value := self.query.get(name))}
+        return overview_of(self.subject.pool.name if self.subject.pool else "", **times)
+
+    @property
     def kind(self) -> Kind:
         """The kind of subject."""
         return self.subject.kind
@@ -209,6 +220,20 @@ def query_parameters_of(subject: Subject) -> dict[str, str]:
     if subject.pool is None:
         return {}
     return {"pool": subject.pool.name} | ({} if subject.group is None else {"group": subject.group or NO_GROUP})
+
+
+def overview_of(pool: str, **query: str) -> str:
+    """The overview of a pool."""
+    return f"{reverse('telemetry:overview')}?{urlencode({'pool': pool, **query})}"
+
+
+def path_of(subject: Subject) -> str:
+    """The path of a subject's page."""
+    if subject.replica is not None:
+        return reverse("telemetry:replica", args=[subject.replica.name])
+    if subject.pool is not None and subject.group is not None:
+        return reverse("telemetry:group", args=[subject.pool.name, subject.group or NO_GROUP])
+    return reverse("telemetry:overview")
 
 
 def replica_named(request: HttpRequest, name: str) -> tuple[Replica | None, Event | None]:

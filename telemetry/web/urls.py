@@ -41,7 +41,6 @@ urlpatterns = [
     path("", overview.overview, name="overview"),
     path("live/", overview.overview_live, name="overview-live"),
     path("pools/<name:pool_name>/", overview.pool_detail, name="pool"),
-    path("pools/<name:pool_name>/live/", overview.pool_live, name="pool-live"),
     path("pools/<name:pool_name>/groups/<name:group_name>/", overview.group_detail, name="group"),
     path("pools/<name:pool_name>/groups/<name:group_name>/live/", overview.group_live, name="group-live"),
     path("replicas/<name:replica_name>/", overview.replica_detail, name="replica"),

@@ -328,7 +328,7 @@ def test_the_parts_of_the_telemetry_benchmark_run_with_servers_of_their_own() ->
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=840)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"scrapes failed 0, scrapes [1-9]\d", done.stdout)
-    assert re.search(r"^/pools/chat/ +\d\d ", done.stdout, re.MULTILINE)
+    assert re.search(r"^/\?pool=chat +\d\d ", done.stdout, re.MULTILINE)
     assert re.search(r"^  reading +17,280 ", done.stdout, re.MULTILINE)
 
 

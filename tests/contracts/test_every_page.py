@@ -13,8 +13,7 @@ from tests.end_to_end.every_page import ANYWHERE, ON_THE_WAY, of_rows
 
 # GET routes that are no pages: page fragments, downloads and redirects.
 NOT_PAGES = {
-    "telemetry:status", "telemetry:overview-live", "telemetry:pool-live", "telemetry:group-live",
-    "telemetry:replica-live",
+    "telemetry:status", "telemetry:overview-live", "telemetry:pool", "telemetry:group-live", "telemetry:replica-live",
     "telemetry:chart-figure", "telemetry:chart-csv", "telemetry:chart-json", "telemetry:breakdown-figure",
     "telemetry:events-csv", "telemetry:value-csv",
     "telemetry:capacity-figure", "telemetry:what-if-draft", "telemetry:prediction-figure",

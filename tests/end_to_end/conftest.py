@@ -290,7 +290,7 @@ def everything(full, operator):
     predictions_of_every_kind()
     key, _text = create_client_key(full.project, "nightly-batch", by=operator)
     server = create_server(name="cluster", url="http://10.0.0.9:9090")
-    link = shorten("/pools/chat/?range=6h&by=group", by=operator, now=now)
+    link = shorten("/?pool=chat&range=6h&by=group", by=operator, now=now)
     sent = Notification.objects.filter(channel=hook)
     return rows | {
         "own_policy": full.policies.exclude(group=None).first().pk, "group": full.groups.first().pk,

@@ -27,7 +27,7 @@ ANYWHERE = (
     "/requests/",
     "/requests/?range=1h&order=slowest",
     "/search/?q=gpu",
-    "/pools/none/",
+    "/?pool=none",
     "/alerts/",
     "/alerts/?kind=load_skew&after=yesterday",
     "/alerts/rules/new/?kind=ttft_objective",
@@ -71,7 +71,8 @@ ANYWHERE = (
 
 # Pages of one row each; in braces stands which.
 OF_ROWS = (
-    "/pools/chat/",
+    "/?pool=chat",
+    "/charts/utilization/?range=1h",
     "/pools/chat/groups/coding/",
     "/pools/chat/groups/-/",
     "/replicas/gpu-1/",

@@ -139,7 +139,7 @@ def test_every_key_is_in_the_help_and_leads_where_it_says(site, full):
 def test_a_copied_link_brings_back_what_was_seen(site, full):
     page = site.open(viewport=WIDE)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.goto("/pools/chat/?range=20m")
+    page.goto("/?pool=chat&range=20m")
     drawn(page)
     page.locator("[data-chart=ttft] [data-table-toggle]").click()
     page.locator("[data-chart=hit-rate]").get_by_role("button", name="Zoom in").click()

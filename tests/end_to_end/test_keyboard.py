@@ -88,7 +88,7 @@ def test_no_page_keeps_the_focus_and_each_stop_shows_it(site, full, width):
     page = site.open(viewport={"width": width, "height": 800})
     for path in (
         "/",
-        "/pools/chat/",
+        "/?pool=chat",
         "/alerts/",
         "/events/",
         "/fleet/",
@@ -112,7 +112,7 @@ REFRESHED = """() => new Promise((done) => {
 def test_a_refresh_takes_the_focus_from_nobody(site, full, complaints):
     page = site.open(viewport={"width": 360, "height": 800})
     complaints.listen(page)
-    page.goto("/pools/chat/")
+    page.goto("/?pool=chat")
     drawn(page)
     page.locator("#live").get_by_role("link").last.focus()
     before = page.evaluate(FOCUSED)

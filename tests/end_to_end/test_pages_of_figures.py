@@ -10,13 +10,15 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import expect
 
+from controlplane.services.policies.lifecycle import publish_revision
+from controlplane.services.policies.rollout_plans import make_plan
 from telemetry.models import Reading, ScrapeState
 from tests.alert_history import CAUSE
 from tests.end_to_end.looking import eventually
 from tests.fleet_history import warm_fleet
 from tests.pace import cpu_slowness
 
-CHARTS = 6
+CHARTS = 2  # of the overview
 MOST_SCRIPT_BYTES = 450_000  # gzipped
 MOST_REFRESH_BYTES = 30_000
 MOST_REFRESH_CPU_S = 0.25
@@ -72,7 +74,7 @@ def known_cpu_s(page, session) -> float:
 def test_a_zoom_is_a_step_of_the_history_and_the_rest_of_the_view_stands_in_the_url(site, full, complaints):
     page = site.open(viewport={"width": 1280, "height": 900})
     complaints.listen(page)
-    page.goto("/pools/chat/?range=20m")
+    page.goto("/?pool=chat&range=20m&by=replica")
     drawn(page)
     whole = axis(page)
 
@@ -93,12 +95,12 @@ def test_a_zoom_is_a_step_of_the_history_and_the_rest_of_the_view_stands_in_the_
     page.go_forward()
     expect(page.locator("[data-zoom-out]:not([hidden])")).to_have_count(CHARTS)
 
-    page.locator("[data-chart=utilization]").get_by_role("button", name="gpu-3").click()
+    page.locator("[data-chart=hit-rate]").get_by_role("button", name="gpu-3").click()
     page.locator("[data-chart=ttft] [data-table-toggle]").click()
     page.reload()  # as a copied link would
     drawn(page)
     assert axis(page) == once
-    expect(page.locator("[data-chart=utilization]").get_by_role("button", name="gpu-3")).to_have_attribute(
+    expect(page.locator("[data-chart=hit-rate]").get_by_role("button", name="gpu-3")).to_have_attribute(
         "aria-pressed", "false"
     )
     expect(page.locator("[data-chart=ttft]").get_by_role("columnheader", name="p50 (router)")).to_be_visible()
@@ -150,16 +152,62 @@ def test_from_an_alert_the_cause_is_named_and_the_replica_and_the_change_are_at_
     clicks += 1
     expect(page.get_by_role("heading", name="Pool chat")).to_be_visible()
     expect(page.locator("#events")).to_contain_text("revision 2")  # the change, when, by whom
-    expect(page.locator("#active-policy")).to_contain_text("chat r2")
+    expect(page.locator("#active-policy")).to_contain_text("prefix_hash r2")
     page.locator("#replicas").get_by_role("link", name="gpu-8").click()  # the one whose strip turned cold
     clicks += 1
     expect(page.locator("#events")).to_contain_text("gpu-8 restarted")
     page.go_back()
-    page.locator("#active-policy").get_by_role("link", name="Policy").click()
+    page.locator("#active-policy").get_by_role("link", name="prefix_hash").click()
     clicks += 1
 
     expect(page.get_by_role("heading", name="chat")).to_be_visible()
     assert clicks <= 3
+
+
+def test_at_1440_by_900_the_overview_answers_without_a_scroll_and_its_charts_share_an_axis(site, full, operator):
+    """Tiles, both charts with the policy's band, the running rollout and where the hit rate goes."""
+    policy = full.policies.get(group=None)
+    publish_revision(
+        policy.revisions.get(state="draft").pk, by=operator, reason="a test", plan=make_plan(policy, "by_share")
+    )
+    page = site.open(viewport={"width": 1440, "height": 900})
+    now = timezone.now()
+    page.goto(f"/?pool=chat&from={now - timedelta(minutes=10):%Y-%m-%dT%H:%M:%S}&to={now:%Y-%m-%dT%H:%M:%S}")
+    drawn(page)
+    bottoms = page.evaluate(
+        """() => Object.fromEntries(["#tiles", "[data-chart=hit-rate] [data-plot]", "[data-chart=ttft] [data-plot]",
+        "[id^=rollout-]", "#losses"].map((it) => [it, document.querySelector(it).getBoundingClientRect().bottom]))"""
+    )
+    assert max(bottoms.values()) <= 900, bottoms
+    assert page.locator("[data-chart=hit-rate] .chart-area").bounding_box()["height"] >= 260
+    areas = [page.locator(f"[data-chart={slug}] .nsewdrag").bounding_box() for slug in ("hit-rate", "ttft")]
+    assert areas[0]["x"] == areas[1]["x"]
+    assert areas[0]["width"] == areas[1]["width"]
+    assert axis(page) == axis(page, "hit-rate")
+    for slug in ("hit-rate", "ttft"):
+        expect(page.locator(f"[data-chart={slug}] .annotation-text", has_text="prefix_hash r2")).to_be_visible()
+        page.locator(f"[data-chart={slug}]").locator("[data-events] summary").click()
+        expect(page.locator(f"[data-chart={slug}] [data-events]")).to_contain_text("Policy chat revision 2")
+
+
+def test_charts_are_drawn_when_they_come_into_view_and_each_has_a_page_at_full_size(site, full):
+    page = site.open(viewport={"width": 1280, "height": 500})
+    page.goto("/replicas/gpu-1/?range=10m")
+    below = page.locator("[data-chart=requests]")
+    expect(page.locator("[data-chart=hit-rate] .js-plotly-plot")).to_have_count(1)
+    expect(below.locator(".js-plotly-plot")).to_have_count(0)
+    below.scroll_into_view_if_needed()
+    expect(below.locator(".js-plotly-plot")).to_have_count(1)
+
+    page.goto("/?range=10m")
+    page.get_by_role("navigation", name="More charts").get_by_role("link", name="KV usage").click()
+    drawn(page, 1)
+    expect(page.get_by_role("heading", name="KV usage", level=1)).to_be_visible()
+    assert page.locator(".chart-area").bounding_box()["height"] >= 400
+    expect(page.get_by_role("columnheader", name="gpu-3")).to_be_visible()
+    expect(page.get_by_role("button", name="median of 8")).to_be_visible()
+    page.get_by_role("link", name="KV usage by replica").click()
+    expect(page.get_by_role("button", name="gpu-3")).to_be_visible()
 
 
 def test_a_refresh_of_the_overview_is_light(site, full):
@@ -200,6 +248,7 @@ def test_the_first_load_is_small_a_chart_says_what_it_shows_and_follows_the_them
 
     colour = "document.querySelector('.js-plotly-plot').layout.font.color"
     light = page.evaluate(colour)
+    page.locator(".account summary").click()
     page.get_by_role("button", name="Dark").click()
     eventually(page, f"{colour} !== '{light}'")
     page.reload()

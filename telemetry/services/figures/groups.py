@@ -7,12 +7,14 @@ measure all requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from controlplane.models import PolicyRevision, RevisionState, TaskGroup
+from django.db.models import F, Q
+
+from controlplane.models import Event, EventKind, PolicyRevision, Pool, RevisionState, TaskGroup
 from telemetry.metrics.histograms import Merged, share_at_most
 from telemetry.metrics.rates import accounted_ratio, ratio
 from telemetry.metrics.windows import GroupRow, Window
@@ -157,6 +159,40 @@ def active_revisions(group: TaskGroup | None, pool_id: int) -> list[PolicyRevisi
     own = [row for row in rows if group is not None and row.policy.group_id == group.pk]
     chosen = own if any(row.state == RevisionState.LIVE for row in own) else []
     return sorted(chosen or [row for row in rows if row.policy.group_id is None], key=lambda row: row.state)
+
+
+def policies_in_use(pools: Sequence[Pool]) -> list[PolicyRevision]:
+    """The active revision of each policy of some pools, by pool; those of task groups after their pool's. One query."""
+    live = PolicyRevision.objects.filter(policy__pool__in=list(pools), state=RevisionState.LIVE)
+    order = "policy__pool__name", F("policy__group__name").asc(nulls_first=True)
+    return list(live.select_related("policy__pool", "author").order_by(*order))
+
+
+MAX_PERIODS = 50
+Period = tuple[datetime, datetime, str]
+
+
+def policy_periods(pool: Pool, group: str | None, window: Window) -> list[Period]:
+    """(start, end, label) of the revisions that placed a pool's or a task group's requests, newest first. Two queries.
+
+    A revision that has an event of its activation is named with its number.
+    """
+    live = PolicyRevision.objects.filter(policy__pool=pool, state=RevisionState.LIVE).select_related("policy")
+    own_or_pools = live.filter(Q(policy__group=None) | Q(policy__group__name=group or None))
+    revision = own_or_pools.order_by(F("policy__group").asc(nulls_last=True)).first()
+    if revision is None:
+        return []
+    events = Event.objects.filter(pool=pool, kind=EventKind.POLICY_PUBLISHED, detail__policy=revision.policy.name)
+    periods: list[Period] = []
+    end, earlier = window.end, f"{revision.strategy} r{revision.number}"
+    for event in events.order_by("-at")[:MAX_PERIODS]:
+        start = min(max(event.at, window.start), window.end)
+        periods.append((start, end, f"{event.detail['after']['strategy']} r{event.detail['revision']}"))
+        end, earlier = start, (event.detail.get("before") or {}).get("strategy", "")
+    start = max(window.start, pool.created_at)
+    if start < end and earlier and len(periods) < MAX_PERIODS:
+        periods.append((start, end, earlier))
+    return [period for period in periods if period[0] < period[1]]
 
 
 def _failed_ratio(rows: list[KeyedSums]) -> float | None:

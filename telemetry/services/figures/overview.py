@@ -145,6 +145,34 @@ def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How figures differ from those of the period before; None where either is unknown."""
+
+    hit_rate: float | None  # difference
+    ttft_p50: float | None  # factor, by the same clock
+    ttft_p95: float | None
+
+
+def change_of(tiles: FleetTiles, pools: Pools, window: Window) -> Change:
+    """The tiles of a window against the period of the same length before it. At most 7 queries."""
+    length = window.end - window.start
+    before = Window(window.start - length, window.start, length.total_seconds())
+    counted = counted_replicas(pools, before)
+    rows = sums.hit_sums_by_set([[replica.pk for replica in counted]], before)
+    rate = next((hit_rate_ratio(row.queries, row.hits, row.external_hits) for row in rows), None)
+    if tiles.ttft_source == "engine":
+        histograms = sums.engine_ttft([replica.pk for replica in counted], before, whole=True)
+    else:
+        histograms = sums.router_ttft(pool_names(pools), before, whole=True)
+    ttft = sums.merge_histograms(histograms.values())
+    return Change(
+        None if rate is None or tiles.hit_rate_ratio is None else tiles.hit_rate_ratio - rate,
+        ratio(tiles.ttft_p50_s, quantile_s(ttft, 0.5)),
+        ratio(tiles.ttft_p95_s, quantile_s(ttft, 0.95)),
+    )
+
+
 def _replicas_up(healths: Sequence[TargetHealth]) -> int | None:
     """Replicas that serve requests; None if there was no scrape attempt that could tell."""
     known = [health for health in healths if health.status != "unknown" and health.reason != NOT_ATTEMPTED]

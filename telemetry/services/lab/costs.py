@@ -205,11 +205,19 @@ def _all_known(values: Iterable[float | None]) -> float | None:
 
 def prefill_rate_of(pool: Pool) -> PrefillRate:
     """The pool's learnt rate. One query."""
-    curve = (
-        CapacityCurve.objects.filter(pool=pool)
-        .only("prefill_rate", "prefill_deviation", "prefill_fits", "fitted_requests", "at")
-        .first()
+    return prefill_rates_of([pool])[pool.pk]
+
+
+def prefill_rates_of(pools: Sequence[Pool]) -> dict[int, PrefillRate]:
+    """The learnt rates of some pools, by id. One query."""
+    curves = CapacityCurve.objects.filter(pool__in=list(pools)).only(
+        "pool", "prefill_rate", "prefill_deviation", "prefill_fits", "fitted_requests", "at"
     )
+    by_pool = {curve.pool_id: curve for curve in curves}
+    return {pool.pk: _learnt(by_pool.get(pool.pk)) for pool in pools}
+
+
+def _learnt(curve: CapacityCurve | None) -> PrefillRate:
     if curve is None or curve.prefill_rate is None:
         count = curve.fitted_requests if curve else 0
         return PrefillRate(

@@ -8,7 +8,7 @@ steps compare; its price makes money of hours. Nothing is extrapolated to time w
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -17,13 +17,13 @@ from typing import Any, Literal
 from django.db.models import OuterRef, QuerySet, Subquery, Sum
 from django.db.models.functions import TruncDay, TruncWeek
 
-from controlplane.models import PolicyRevision, Pool, RevisionState, Rollout
+from controlplane.models import PolicyRevision, Pool, Replica, ReplicaRole, ReplicaState, RevisionState, Rollout
 from telemetry.lab.breakdown import MIN_REQUESTS, bin_start
 from telemetry.lab.costs import PrefillRate, Price, prefill_of
 from telemetry.metrics.rates import ratio, sum_known
 from telemetry.metrics.windows import Window
 from telemetry.models import BreakdownBin, Channel, NotificationKind, Topic
-from telemetry.services.lab.costs import ALL_TRAFFIC, prefill_rate_of
+from telemetry.services.lab.costs import ALL_TRAFFIC, prefill_rate_of, prefill_rates_of
 from telemetry.services.notifications.channels import notify_topic
 from telemetry.storage.dimension_sums import coverage, route_sums
 
@@ -205,6 +205,43 @@ def value_of(
             periods.append(_period(start, min(start + step, now), covered[start], of_step, lost_of_step, rates, prices))
     chosen = next((period for period in periods if at is not None and period.start <= at < period.end), None)
     return ValueReport(by, periods, chosen or (periods[-1] if periods else None), rates, prices)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What caches saved in a time range, of the time that the replicas had."""
+
+    amount: Amount
+    whole_hours: float  # of all replicas, in the unit of ``amount``
+    currency: str
+    missing: list[Pool]  # pools with requests of which no time is known
+    reason: str  # why, of the first of them
+    unpriced: Pool | None  # a pool without a price
+
+
+def saved_in(pools: Sequence[Pool], window: Window) -> Saved | None:
+    """What the caches of some pools saved in a window; None without requests. Four queries."""
+    rows = route_sums([pool.name for pool in pools], window, _COUNTS, by=("pool",), whole=True)
+    counts = {row.key[0]: row.counts for row in rows if row.counts["requests"]}
+    measured = [pool for pool in pools if pool.name in counts]
+    if not measured:
+        return None
+    rates, prices = prefill_rates_of(measured), {pool.pk: Price.of(pool.costs) for pool in measured}
+    values = [_value(counts[pool.name], _Lost(), rates[pool.pk].tokens_per_s, prices[pool.pk]) for pool in measured]
+    amount = _total(values).saved
+    serving = Replica.objects.exclude(state=ReplicaState.DISABLED).exclude(role=ReplicaRole.DECODE)
+    replicas = Counter(serving.filter(pool__in=measured).values_list("pool", flat=True))
+    whole_s = 0.0
+    for pool in measured:
+        price = prices[pool.pk] if amount.gpu_hours is not None else None
+        gpus = price.gpus_per_replica if price else 1.0
+        whole_s += gpus * replicas[pool.pk] * (window.end - max(window.start, pool.created_at)).total_seconds()
+    missing = [pool for pool, value in zip(measured, values, strict=True) if value.saved.replica_hours is None]
+    reason = rates[missing[0].pk].source if missing else ""
+    unpriced = next((pool for pool in measured if prices[pool.pk] is None), None)
+    currencies = {price.currency for price in prices.values() if price}
+    currency = currencies.pop() if len(currencies) == 1 else ""
+    return Saved(amount, whole_s / 3600, currency, missing, reason, unpriced)
 
 
 def _floor(at: datetime, by: By) -> datetime:

@@ -12,11 +12,12 @@ from django.views.decorators.http import require_GET
 
 from controlplane.web.base import csv_response
 from telemetry.metrics.windows import PointState, Series
+from telemetry.services.figures.groups import policy_periods
 from telemetry.services.figures.replicas import cold_periods, events_of
 from telemetry.web.charts import CHARTS, Chart, View, absence, figure_text, notes_of, why_empty
 from telemetry.web.figures import build_figure, markers
-from telemetry.web.pages import live_part
-from telemetry.web.ranges import PageState, page_state
+from telemetry.web.pages import frame, live_part
+from telemetry.web.ranges import PageState, page_state, path_of
 
 
 @live_part
@@ -25,25 +26,29 @@ def chart_figure(request: HttpRequest, slug: str) -> HttpResponse:
     state = page_state(request)
     _, view, lines = _chart(state, slug)
     window = state.range.window
-    marks = markers(events_of(state.subject, window), window)
-    return JsonResponse(build_figure(view, lines, marks, window, cold_periods(state.subject, window)))
+    pools = state.pools if state.subject.pool is None else [state.subject.pool]
+    periods = policy_periods(pools[0], state.subject.group, window) if len(pools) == 1 else []
+    marks = markers(events_of(state.subject, window), window, named=not periods)
+    cold = cold_periods(state.subject, window)
+    return JsonResponse(build_figure(view, lines, marks, window, cold=cold, periods=periods))
 
 
 @require_GET
 def chart_table(request: HttpRequest, slug: str) -> HttpResponse:
-    """The data as a page with a table, also for users without scripts."""
+    """A chart at full size, and its data as a table, also for users without scripts."""
     state = page_state(request)
-    chart, view, lines = _chart(state, slug)
+    _, view, lines = _chart(state, slug)
     context = {
-        "chart": chart,
+        **frame(state, [slug]),
         "view": view,
         "page_state": state,
+        "back": f"{path_of(state.subject)}?{state.urlencoded}",
         "labels": [line.label for line in lines],
         "notes": notes_of(lines),
         "empty": why_empty(view, lines),
         "rows": [(at, [_cell(line, step, view) for line in lines]) for step, at in _steps(lines)],
     }
-    return render(request, "telemetry/chart_table.html", context)
+    return render(request, "telemetry/chart.html", context)
 
 
 @require_GET

@@ -1,4 +1,4 @@
-"""The pages of the fleet (overview), a pool, a task group and a replica."""
+"""The overview of the fleet or a pool, and the pages of a task group and a replica."""
 
 from __future__ import annotations
 
@@ -6,107 +6,149 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlencode
 
+from django.db.models import Count, Q
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from controlplane.models import Event, Pool, Replica, TaskGroup
+from controlplane.models import OPEN_ROLLOUTS, Event, Pool, Replica, Rollout, RolloutState, Router, TaskGroup
+from controlplane.services.policies.rollout_transitions import scope_text
 from controlplane.web.base import render_live, requested_sort
+from telemetry.lab.breakdown import LOSS_TEXTS, Breakdown, actionable_losses
+from telemetry.metrics.windows import Window
 from telemetry.services.alerts.alerts import alerts
 from telemetry.services.figures.engine import last_day_of, reconcile
-from telemetry.services.figures.groups import active_revisions, group_tiles, has_requests, replica_shares
+from telemetry.services.figures.groups import (
+    active_revisions,
+    group_tiles,
+    has_requests,
+    policies_in_use,
+    replica_shares,
+)
 from telemetry.services.figures.kv_streams import kv_streams_of
-from telemetry.services.figures.overview import Subject, fleet_tiles, group_rows, replica_rows, with_ttft
+from telemetry.services.figures.overview import (
+    Subject,
+    change_of,
+    fleet_tiles,
+    group_rows,
+    replica_rows,
+    with_ttft,
+)
 from telemetry.services.figures.replicas import heat_strips, rank_rows, scraping_of
 from telemetry.services.figures.semantic_cache import semantic_cache_of
+from telemetry.services.lab.breakdowns import breakdowns_by_pool
 from telemetry.services.lab.costs import has_response_cache, response_cache_figures
 from telemetry.services.lab.decisions import MIN_PROMPTS, lint_prompts
 from telemetry.services.lab.scaling import scaling_of
+from telemetry.services.lab.value import saved_in
 from telemetry.storage.dimension_sums import usage_reports
 from telemetry.web.breakdown_figures import draw_precision
-from telemetry.web.pages import GROUP_COLUMNS, frame, live_context, live_part, replica_table, scrape_gap
-from telemetry.web.ranges import NO_GROUP, PageState, page_state, page_state_of, replica_named
+from telemetry.web.pages import GROUP_COLUMNS, MAIN_CHARTS, frame, live_context, live_part, replica_table, scrape_gap
+from telemetry.web.ranges import NO_GROUP, PageState, overview_of, page_state, page_state_of, path_of, replica_named
 
 # What the page of a removed replica shows.
 BEFORE_REMOVAL, AFTER_REMOVAL = timedelta(hours=1), timedelta(minutes=1)
 MAX_ALERTS = 5
 
 
-def _tables(request: HttpRequest, state: PageState) -> dict[str, Any]:
-    """The live part of the fleet's and a pool's page. Its size and queries do not depend on the fleet's size."""
-    subject = state.subject
-    tiles = fleet_tiles(subject.pools, state.range.now)
-    group_sort = requested_sort(request, GROUP_COLUMNS, param="gsort")
-    replicas = subject.replicas()
-    rows = replica_rows(replicas, state.range.table)
-    table = replica_table(request, rows, lambda listed: with_ttft(listed, replicas, state.range.table))
-    shown = {row.name for row in table.page}
-    has_cache = has_response_cache(subject.pools)
+def _open_rollouts(pools: list[Pool]) -> list[dict[str, Any]]:
+    """Open rollouts: their requests, the analysis so far, and what is missing for a verdict. One query."""
+    rows = Rollout.objects.filter(state__in=OPEN_ROLLOUTS, revision__policy__pool__in=pools)
+    return [_rollout(rollout) for rollout in rows.select_related("revision__policy__pool")]
+
+
+def _rollout(rollout: Rollout) -> dict[str, Any]:
+    details = {reading["verdict"]: reading["detail"] for reading in reversed(rollout.readings)}
+    rates = [(it["canary"], it["baseline"]) for it in rollout.readings if it["name"] == "hit_rate"]
     return {
-        **live_context(state),
-        "tiles": tiles,
-        "cache": response_cache_figures(subject.pools, state.range.table) if has_cache else None,
-        "read_at": tiles.read_at,
-        "scrape_gap": scrape_gap(tiles.read_at) if state.range.live and tiles.replicas_total else "",
-        "replicas": table,
-        "not_up": [row for row in rows if row.health in {"down", "stale"}],
-        "strips": heat_strips([replica for replica in replicas if replica.name in shown], state.range.window),
-        "groups": group_sort.apply(group_rows(subject.pools, state.range.table)),
-        "group_sort": group_sort,
+        "rollout": rollout,
+        "scope": scope_text(rollout),
+        "hit_rate": next((canary - active for canary, active in rates if None not in {canary, active}), None),
+        "verdict": next((word for word in ("failed", "inconclusive", "passed") if word in details), ""),
+        "missing": rollout.why if rollout.state == RolloutState.HOLDING else details.get("inconclusive", ""),
     }
 
 
 @require_GET
 def overview(request: HttpRequest) -> HttpResponse:
-    """The overview. ``?pool=`` redirects to the pool's page."""
+    """The overview of the fleet or of ``?pool=``. ``?group=`` and ``?replica=`` redirect to pages of their own."""
     state = page_state(request)
-    if state.subject.pool is not None:
+    subject = state.subject
+    if subject.replica is not None or subject.group is not None:
         query = request.GET.copy()
-        query.pop("pool", None)
-        return redirect(f"{reverse('telemetry:pool', args=[state.subject.pool.name])}?{query.urlencode()}")
-    return render_live(request, "telemetry/overview.html", _fleet(request, state) | frame(state), partial=False)
+        for name in ("pool", "group", "replica"):
+            query.pop(name, None)
+        return redirect(f"{path_of(subject)}?{query.urlencode()}")
+    context = _overview(request, state) | frame(state, MAIN_CHARTS)
+    if (pool := context["pool"]) is not None:
+        context["reconciled"] = reconcile([pool], last_day_of(state.range.table))
+    return render_live(request, "telemetry/overview.html", context, partial=False)
 
 
 @live_part
 def overview_live(request: HttpRequest) -> HttpResponse:
     """The overview without its charts, for a refresh."""
-    return render_live(request, "telemetry/overview.html", _fleet(request, page_state(request)), partial=True)
-
-
-def _fleet(request: HttpRequest, state: PageState) -> dict[str, Any]:
-    return _tables(request, state)
+    return render_live(request, "telemetry/overview.html", _overview(request, page_state(request)), partial=True)
 
 
 @require_GET
 def pool_detail(request: HttpRequest, pool_name: str) -> HttpResponse:
-    """A pool's page."""
-    state, pool = _pool_state(request, pool_name)
-    reconciled = reconcile([pool], last_day_of(state.range.table))
-    context = {**_pool(request, state, pool), **frame(state), "reconciled": reconciled}
-    return render_live(request, "telemetry/pool.html", context, partial=False)
+    """Redirects to the overview of a pool."""
+    get_object_or_404(Pool, name=pool_name)
+    return redirect(
+        overview_of(pool_name, **{name: str(value) for name, value in request.GET.items() if name != "pool"})
+    )
 
 
-@live_part
-def pool_live(request: HttpRequest, pool_name: str) -> HttpResponse:
-    """A pool's page without its charts, for a refresh."""
-    return render_live(request, "telemetry/pool.html", _pool(request, *_pool_state(request, pool_name)), partial=True)
-
-
-def _pool_state(request: HttpRequest, pool_name: str) -> tuple[PageState, Pool]:
-    pool = get_object_or_404(Pool, name=pool_name)
-    return page_state_of(request, Subject.of_pool(pool)), pool
-
-
-def _pool(request: HttpRequest, state: PageState, pool: Pool) -> dict[str, Any]:
-    scaling = scaling_of([pool], timezone.now())[0]
+def _overview(request: HttpRequest, state: PageState) -> dict[str, Any]:
+    """The live part. Its size and queries do not depend on the fleet's size, except for the replicas of one page."""
+    subject, window, now = state.subject, state.range.window, timezone.now()
+    pools = state.pools if subject.pool is None else [subject.pool]
+    tiles = fleet_tiles(subject.pools, window)
+    group_sort = requested_sort(request, GROUP_COLUMNS, param="gsort")
+    replicas = subject.replicas()
+    rows = replica_rows(replicas, state.range.table)
+    table = replica_table(request, rows, lambda listed: with_ttft(listed, replicas, state.range.table))
+    shown = {row.name for row in table.page}
+    breakdowns = breakdowns_by_pool(pools, window)
     return {
-        **_tables(request, state),
-        "pool": pool,
-        "revisions": active_revisions(None, pool.pk),
-        "scaling": scaling,
+        **live_context(state),
+        "tiles": tiles,
+        "change": change_of(tiles, subject.pools, window),
+        "saved": saved_in(pools, window),
+        "losses": _largest_losses(pools, breakdowns),
+        "policies": policies_in_use(pools),
+        "rollouts": _open_rollouts(pools),
+        "routers": Router.objects.aggregate(total=Count("pk"), up=Count("pk", filter=Q(lost_at=None))),
+        "pool": pools[0] if len(pools) == 1 else None,
+        "scaling": scaling_of(pools, now)[0] if len(pools) == 1 else None,
+        "cache": (
+            response_cache_figures(subject.pools, state.range.table) if has_response_cache(subject.pools) else None
+        ),
+        "read_at": tiles.read_at,
+        "scrape_gap": scrape_gap(tiles.read_at) if state.range.live and tiles.replicas_total else "",
+        "replicas": table,
+        "not_up": [row for row in rows if row.health in {"down", "stale"}],
+        "strips": heat_strips([replica for replica in replicas if replica.name in shown], window),
+        "groups": group_sort.apply(group_rows(subject.pools, state.range.table)),
+        "group_sort": group_sort,
     }
+
+
+def _largest_losses(pools: list[Pool], breakdowns: dict[int, tuple[Breakdown, Window]]) -> dict[str, Any] | None:
+    """The breakdown of the pool that loses most tokens; None without replayed requests."""
+    known = [(pool, *breakdowns[pool.pk]) for pool in pools if pool.pk in breakdowns]
+    if not known:
+        return None
+
+    def lost(breakdown: Breakdown) -> float:
+        return sum(loss.tokens for loss in actionable_losses(breakdown.losses()))
+
+    pool, breakdown, bins = max(known, key=lambda item: lost(item[1]))
+    losses = [(LOSS_TEXTS[loss.key], loss.ratio) for loss in actionable_losses(breakdown.losses())]
+    return {"pool": pool, "breakdown": breakdown, "bins": bins, "losses": losses}
 
 
 @require_GET
@@ -148,7 +190,7 @@ def _group(state: PageState, pool: Pool, group: TaskGroup | None) -> dict[str, A
         "pool": pool,
         "group": group,
         "rules": group.alert_rules.order_by("name") if group else (),
-        "tiles": group_tiles(state.subject, state.range.now),
+        "tiles": group_tiles(state.subject, state.range.window),
         "shares": replica_shares(state.subject, state.range.table),
         "revisions": active_revisions(group, pool.pk),
         "semantic": (semantic := semantic_cache_of(group, pool.name)),
@@ -190,7 +232,7 @@ def _replica(state: PageState, replica: Replica, removal: Event | None) -> dict[
         "replica": replica,
         "removal": removal,
         "past_alerts": alerts(replica.pool).filter(subject=replica.name)[:MAX_ALERTS] if removal else (),
-        "row": with_ttft(replica_rows([replica], state.range.now), [replica], state.range.now)[0],
+        "row": with_ttft(replica_rows([replica], state.range.window), [replica], state.range.window)[0],
         "usage": usage_reports(replica.pool.name, replica.name, last_day_of(state.range.table)),
         "scraping": scraping,
         "read_at": scraping.read_at,

@@ -21,8 +21,8 @@ FLEETS = {"1 x 8": (1, 8), "1 x 200": (1, 200), "1 x 1000": (1, 1000), "20 x 10"
 PAGES = (
     "/",
     "/live/",
-    "/pools/chat/",
-    "/pools/chat/live/",
+    "/?pool=chat",
+    "/live/?pool=chat",
     "/replicas/gpu-1/",
     "/fleet/",
     "/metrics",

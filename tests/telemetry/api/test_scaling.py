@@ -18,7 +18,7 @@ def test_rest_metrics_and_the_pools_page_show_the_same(pool, replicas, api, clie
     with time_machine.travel(T0, tick=False):
         client.force_login(admin_user)
         body = api.get("/api/v1/scaling?pool=chat").json()
-        page = client.get("/pools/chat/").text
+        page = client.get("/?pool=chat").text
         exposed = client.get("/metrics").text
 
     assert (body["replicas"], body["recommended_replicas"], body["limited_by"]) == (4, 6, "prefill")

@@ -1,8 +1,13 @@
 import csv
 import io
+import statistics
+from datetime import timedelta
 
 import pytest
 
+from controlplane.models import Pool, Replica
+from controlplane.services.fleet.pools import create_pool
+from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from telemetry.web.charts import CHARTS
 
 
@@ -16,7 +21,13 @@ def test_a_figure_has_lines_marks_and_a_sentence(visitor, fleet, slug):
     assert "UTC. Latest values: " in figure["meta"]["summary"]
     assert "2 events marked" in figure["meta"]["summary"]
     assert figure["meta"]["empty"] == ""
-    assert [note["text"] for note in figure["layout"]["annotations"]] == ["chat r2", "gpu-4 restart"]
+    notes = figure["layout"]["annotations"]
+    assert [note["text"] for note in notes if not note.get("name")] == ["gpu-4 restart"]
+    assert notes[1] | {"text": "prefix_hash r2", "name": "policy", "x": "2031-03-04T11:55:00"} == notes[1]
+    assert figure["meta"]["events"] == [
+        ["2031-03-04T11:55:00", "Policy chat revision 2 (prefix_hash) is active."],
+        ["2031-03-04T11:58:00", "Replica gpu-4 restarted; its cache is cold."],
+    ]
 
 
 @pytest.mark.parametrize(("query", "label"), [("by=replica", "gpu-1"), ("by=group", "coding"), ("by=pool", "chat")])
@@ -24,6 +35,47 @@ def test_the_query_parameter_of_a_chart_selects_its_view(visitor, fleet, query, 
     figure = visitor.get(f"/charts/hit-rate/figure/?{query}").json()
 
     assert label in [trace["name"] for trace in figure["data"]]
+
+
+def test_each_policy_is_a_named_band_and_of_several_pools_the_mark_has_its_name(visitor, fleet, noon):
+    Pool.objects.filter(pk=fleet.pk).update(created_at=noon - timedelta(minutes=9))
+
+    def bands(query):
+        layout = visitor.get(f"/charts/hit-rate/figure/?range=15m&{query}").json()["layout"]
+        shades = [shape["x0"][11:] for shape in layout["shapes"] if shape["type"] == "rect"]
+        return [(note["text"], note["x"][11:]) for note in layout["annotations"] if note.get("name")], shades
+
+    changes = [("prefix_hash r2", "11:55:00"), ("lowest_cost", "11:51:00")]
+    assert bands("") == bands("pool=chat") == (changes, ["11:55:00"])
+    assert bands("pool=chat&group=coding")[0] == changes
+    assert [note[0] for note in bands("from=2031-03-04T11:56&to=2031-03-04T11:58")[0]] == ["prefix_hash r2"]
+    assert [note[0] for note in bands("from=2031-03-04T11:52&to=2031-03-04T11:54")[0]] == ["lowest_cost"]
+    save_and_publish(fleet, "random")
+    assert bands("")[0][0] == ("prefix_hash r2", "11:55:00"), "one that is active from now on has no band yet"
+    create_pool("other", models=["other"])
+    figure = visitor.get("/charts/hit-rate/figure/?range=15m").json()
+    assert next(note["text"] for note in figure["layout"]["annotations"]) == "chat: prefix_hash r2"
+
+
+def save_and_publish(pool, strategy):
+    return publish_revision(save_draft(pool.policies.get(group=None), {"strategy": strategy}).pk, reason="a test")
+
+
+def test_of_more_than_two_replicas_kv_usage_is_a_median_in_a_band(visitor, fleet):
+    def traces(query):
+        return visitor.get(f"/charts/utilization/figure/?range=15m&{query}").json()["data"]
+
+    edge, *lines, _ = traces("")
+    assert (edge["meta"], [line["name"] for line in lines]) == ("edge", ["median of 4", "highest", "lowest"])
+    assert [line["name"] for line in traces("util=kv_replica")[:-1]] == [f"gpu-{n}" for n in range(1, 5)]
+    rows = list(csv.reader(io.StringIO(visitor.get("/charts/utilization.csv?range=15m").text)))
+    assert rows[0][1] == "gpu-1 (ratio)"
+    newest = [float(value) for value in rows[-1][1:]]
+    assert [line["y"][-1] for line in lines] == [
+        pytest.approx(value, rel=1e-3) for value in (statistics.median(newest), max(newest), min(newest))
+    ]
+    Replica.objects.filter(name__in=["gpu-3", "gpu-4"]).delete()
+    assert [line["name"] for line in traces("")[:-1]] == ["gpu-1", "gpu-2"]
 
 
 def test_whose_clock_is_named_in_the_label(visitor, fleet):
@@ -55,7 +107,7 @@ def test_the_default_chart_of_the_overview_is_the_hit_rate_of_the_whole_fleet(vi
 
 
 def test_a_chart_costs_few_queries(visitor, fleet, django_assert_max_num_queries):
-    with django_assert_max_num_queries(9):
+    with django_assert_max_num_queries(11):
         visitor.get("/charts/hit-rate/figure/")
 
 

@@ -23,7 +23,7 @@ from tests.decision_history import decisions_at_work
 from tests.fleet_history import drop_alert
 from tests.telemetry.web.conftest import NOW
 
-VIEW = "/pools/chat/?range=6h&hide=hit-rate%3Agpu-1&table=ttft"
+VIEW = "/?pool=chat&range=6h&hide=hit-rate%3Agpu-1&table=ttft"
 
 
 def shorten(visitor, view):
@@ -52,7 +52,8 @@ def test_a_view_has_one_link_which_leads_there_with_all_of_its_state(visitor, fl
 def test_a_link_to_a_live_range_can_be_fixed_to_the_current_range(visitor, fleet):
     shown = shorten(visitor, VIEW).context["fixed"]
     assert parse_qs(urlsplit(shown).query) == {
-        "hide": ["hit-rate:gpu-1"], "table": ["ttft"], "from": ["2031-03-04T06:00:00"], "to": ["2031-03-04T12:00:00"],
+        "pool": ["chat"], "hide": ["hit-rate:gpu-1"], "table": ["ttft"],
+        "from": ["2031-03-04T06:00:00"], "to": ["2031-03-04T12:00:00"],
     }  # fmt: skip
     assert shorten(visitor, shown).context["fixed"] is None
     assert ShortLink.objects.count() == 2

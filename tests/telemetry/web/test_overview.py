@@ -4,15 +4,19 @@ from datetime import timedelta
 import pytest
 import time_machine
 
-from controlplane.models import Replica, Role, Router, TaskGroup
+from controlplane.models import Pool, Replica, Role, Rollout, Router, TaskGroup
 from controlplane.services.access.users import set_role
 from controlplane.services.fleet.pools import create_pool, update_pool
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import update_task_group
+from controlplane.services.policies.lifecycle import publish_revision, save_draft
+from controlplane.services.policies.rollout_plans import make_plan
+from telemetry.metrics.windows import Window
 from telemetry.models import CapacityCurve, ScrapeShard, ScrapeState
+from telemetry.services.lab.value import saved_in
 from telemetry.services.notifications.channels import create_channel, update_channel
 from tests.fleet_history import warm_fleet
-from tests.telemetry.breakdown_bins import breakdown_bin
+from tests.telemetry.breakdown_bins import PROMPT, breakdown_bin
 from tests.telemetry.readings import cache_reading
 
 
@@ -40,11 +44,100 @@ def test_tiles_show_the_figures_with_their_reachable_share_and_whose_clock(visit
     breakdown_bin(fleet, noon - timedelta(minutes=10), requests=400, reachable=0.85)
     text = visitor.get("/").text
 
-    assert re.search(r'<span class="value">[56]\d\.\d %</span>', text)
+    assert re.search(r'<span class="value">\d\d\.\d % <small>of 85\.0 %</small></span>', text)
     assert "85.0 % reachable (± 0.0 points, 400 requests, " in text
     assert "could be reached" not in text
     assert "routers&#x27; clock" in text or "routers' clock" in text
-    assert "<small>of 4</small>" in text
+    assert "<small>of 4 replicas</small>" in text
+    assert "1 of 1 routers" in text
+
+
+def test_tiles_are_of_the_chosen_range_say_it_and_compare_it_with_the_period_before(visitor, fleet, noon):
+    """The policy of five minutes ago raised the hit rate and lowered TTFT; nothing is known before ten minutes ago."""
+    short, whole = (visitor.get(f"/?range={key}").text for key in ("5m", "10m"))
+
+    assert tile_text(short, "Hit rate").startswith("Hit rate, last 5 min")
+    assert float(re.search(r"\+(\d+\.\d) points against the period before", tile_text(short, "Hit rate"))[1]) > 10
+    assert re.search(r"0\.\d+\S p50, 0\.\d+\S p95 of the period before; routers' clock", tile_text(short, "TTFT"))
+    assert [tile_text(whole, name).split(" %")[0] for name in ("Hit rate", "TTFT")] != [
+        tile_text(short, name).split(" %")[0] for name in ("Hit rate", "TTFT")
+    ]
+    assert "period before: unknown" in tile_text(whole, "Hit rate")
+    assert "period before: unknown" in tile_text(whole, "TTFT")
+    assert "requests/s, last 10 min" in tile_text(whole, "Serving, now")
+    fixed = visitor.get("/?from=2031-03-04T11:52&to=2031-03-04T11:55").text
+    assert tile_text(fixed, "Hit rate").startswith("Hit rate, in this range")
+
+
+def test_what_caches_saved_is_of_the_range_and_of_the_time_of_all_replicas(visitor, fleet, noon):
+    Pool.objects.filter(pk=fleet.pk).update(created_at=noon - timedelta(days=1))
+    assert tile_text(visitor.get("/").text, "Saved").startswith(
+        "Saved, last 15 min unknown The prefill rate is unknown"
+    )
+    CapacityCurve.objects.create(pool=fleet, at=noon, prefill_rate=4000.0, fitted_requests=500)
+    text = visitor.get("/?range=15m").text
+    assert re.match(
+        r"Saved, last 15 min 0\.\d+ of 1 replica-hours prefill of cached tokens; set a price", tile_text(text, "Saved")
+    )
+    assert f'href="/fleet/pools/{fleet.pk}/">set a price</a>' in text
+    update_pool(fleet, costs={"gpu_hour_price": 3.6, "gpus_per_replica": 2, "currency": "EUR"})
+    priced = tile_text(visitor.get("/?range=15m").text, "Saved")
+    hours, money = map(
+        float, re.match(r"Saved, last 15 min ([\d.]+) of 2 GPU-hours ([\d.]+) EUR of prefill", priced).groups()
+    )
+    assert money == pytest.approx(3.6 * hours, rel=0.06)
+    assert saved_in([fleet], Window(noon - timedelta(minutes=5), noon, 300)).amount.hours < 0.9 * hours
+
+
+def test_a_hit_rate_above_the_reachable_one_is_explained(visitor, fleet, noon):
+    breakdown_bin(fleet, noon - timedelta(minutes=10), requests=400, reachable=0.2)
+    assert "an estimate from replayed requests of a longer time, so the measured hit rate can be above it" in shown(
+        visitor.get("/").text
+    )
+    breakdown_bin(fleet, noon - timedelta(minutes=5), requests=4000, reachable=0.95)
+    assert "so the measured hit rate can be above it" not in visitor.get("/").text
+
+
+def test_the_page_says_where_the_hit_rate_goes_and_which_rollout_runs(visitor, fleet, noon, operator):
+    text = visitor.get("/").text
+    assert "Unknown: no request of this range was replayed yet" in text
+    assert 'id="rollout-' not in text
+    terms = {"capacity": 0.82, "split": 0.82, "best": 0.78, "predicted": 0.5, "delivered": 0.5, "reported_tokens": 1.0}
+    tokens = {name: share * 400 * PROMPT for name, share in terms.items()}
+    breakdown_bin(fleet, noon - timedelta(minutes=10), requests=400, reachable=0.85, **tokens)
+    draft = save_draft(fleet.policies.get(group=None), {"strategy": "random"}, by=operator)
+    plan = make_plan(fleet.policies.get(group=None), "by_share", observe_s=600, shares=[0.25, 1])
+    rollout = publish_revision(draft.pk, by=operator, reason="a test", plan=plan)
+    reading = {"name": "hit_rate", "unit": "ratio", "baseline": 0.6, "canary": 0.62, "limit": 0.57}
+    readings = [reading | {"verdict": "inconclusive", "detail": "40 more requests are needed."}]
+    Rollout.objects.filter(pk=rollout.pk).update(readings=readings, state="progressing")
+
+    text = visitor.get("/?range=1h").text
+    losses = shown(text[text.index('id="losses-title"') - 4 : text.index("Load and replicas")])
+    assert "28.0 points placement 4.0 points spreading 3.0 points capacity What-if Breakdown" in losses
+    assert 'href="/what-if/?pool=chat"' in text
+    assert "/breakdown/?pool=chat&amp;range=1h" in text
+    line = shown(text[text.index(f'id="rollout-{rollout.pk}"') + 20 : text.index('id="losses-title"')])
+    assert "Rollout: random r3" in line
+    assert "For 25 % of prefixes. Hit rate +2.0 points against the active revision." in line
+    assert "Inconclusive: 40 more requests are needed." in line
+    assert "canary random r3" in tile_text(text, "Policy, now")
+
+
+def test_of_several_pools_the_tile_names_each_policy_and_leads_to_its_pool(visitor, fleet, noon):
+    add_replica(create_pool("other", models=["other"]), name="b-1", url="http://b-1:8000")
+    text = visitor.get("/").text
+    assert tile_text(text, "Policies, now") == "Policies, now chat : prefix_hash r2 other : lowest_cost r1"
+    assert 'href="/?pool=other"' in text
+    assert "Load and replicas" not in text
+    assert "Load and replicas" in visitor.get("/?pool=chat").text
+
+
+def test_a_long_range_is_read_from_rollups_with_as_many_queries(visitor, fleet, noon, django_assert_max_num_queries):
+    with django_assert_max_num_queries(95):
+        text = visitor.get("/?range=30d").text
+    assert 'data-refresh="60"' in text
+    assert 'data-refresh="5"' in visitor.get("/?range=1h").text
 
 
 def test_rows_of_replicas_and_task_groups_are_there(visitor, fleet):
@@ -98,7 +191,7 @@ def test_a_replica_that_is_down_shows_why(visitor, fleet):
     assert '<span class="badge bad">down</span>' in text
     assert "connection refused" in text
     tiles = text[text.index('id="tiles"') : text.index('id="charts"')]
-    assert re.search(r'<a href="/replicas/gpu-2/">gpu-2</a> down</strong>; scraped', tiles)
+    assert re.search(r'<a href="/replicas/gpu-2/">gpu-2</a> down</strong>; 1 of 1 routers', tiles)
 
 
 def test_the_live_part_is_a_fragment_and_not_sent_again_unchanged(visitor, fleet):
@@ -112,7 +205,7 @@ def test_the_live_part_is_a_fragment_and_not_sent_again_unchanged(visitor, fleet
 def test_the_page_costs_the_same_whatever_the_fleets_size(visitor, noon, django_assert_num_queries):
     warm_fleet(noon, seconds=60, replicas=12)
 
-    with django_assert_num_queries(34):
+    with django_assert_num_queries(61):
         visitor.get("/")
 
 
