@@ -218,7 +218,7 @@ def test_the_list_shows_what_is_under_way_and_what_ended_in_a_fixed_number_of_qu
     assert "No rollout in progress" in visitor.get("/rollouts/").text
     for _ in range(3):
         publish_stages(policy)
-    with django_assert_num_queries(5):
+    with django_assert_num_queries(6):
         text = visitor.get("/rollouts/").text
     assert text.count("default r") == 3
     assert text.count("superseded") == 2
@@ -234,7 +234,7 @@ def test_a_rollouts_page_costs_the_same_whatever_happened_to_it(visitor, policy,
     for _ in range(4):
         pause_rollout(rollout.pk, by=operator)
         resume_rollout(rollout.pk, by=operator)
-    with django_assert_num_queries(9):
+    with django_assert_num_queries(10):
         page(visitor, rollout)
 
 

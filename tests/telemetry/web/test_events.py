@@ -182,4 +182,4 @@ def test_an_alert_links_to_the_events_around_its_time(visitor, fleet, noon):
 
     assert "pool=chat&after=2031-03-04T11" in link
     assert "is active" in text
-    assert 'role="alert"' not in text
+    assert "Invalid filter" not in text
