@@ -50,7 +50,7 @@ def test_a_replica_without_prefix_caching(page, full):
 # Forms that are sent as they should not be: the address, what is filled in, and the button.
 REFUSED = (
     ("/policies/{policy}/edit/?strategy=prefix_hash", {"Slack": "-1"}, "Save draft and review"),
-    ("/policies/{policy}/revert/1/", {"Reason": "", "Type chat to confirm": "Chat"}, "Roll back to revision 1"),
+    ("/policies/{policy}/revert/1/", {"Reason": ""}, "Roll back to revision 1"),
     ("/fleet/pools/new/", {"Name": "No Name!"}, "Add pool"),
     ("/fleet/pools/{pool}/replicas/new/", {"Name": "gpu-9", "URL": "nowhere"}, "Add replica"),
     ("/task-groups/new/{pool}/", {"Name": "coding"}, "Add task group"),

@@ -4,10 +4,12 @@ from django.test.utils import CaptureQueriesContext
 
 from controlplane.models import ConfigSnapshot, RoutingPolicy
 from controlplane.services.fleet.task_groups import create_task_group
+from controlplane.services.impact import Effect
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
 from controlplane.services.policies.rollouts import advance_rollouts
 from controlplane.services.policies.settings import policy_catalogue, strategy_document
 from controlplane.services.routers import announce, record_ack, record_nack
+from controlplane.web.views import policies as views
 
 
 @pytest.fixture
@@ -192,3 +194,14 @@ def test_every_strategy_says_when_to_use_it_in_its_documents_words(visitor, poli
     assert strategy_document(strategy).when_to_use[0][:20].replace("`", "") in text.replace("<code>", "").replace(
         "</code>", ""
     )
+
+
+def test_a_change_that_moves_most_prefixes_is_preselected_to_be_gradual(visitor, policy, monkeypatch):
+    draft = save_draft(policy, {"strategy": "random"})
+    chosen = 'value="{}" checked'
+    assert chosen.format("all_at_once") in visitor.get(path(policy, "")).text
+    effect = Effect("strategy", "cold_caches", ("pool default",), "All of them.", moved_ratio=0.75)
+    monkeypatch.setattr(views, "effects_of_settings", lambda *_, **__: [effect])
+    assert chosen.format("by_share") in visitor.get(path(policy, "")).text
+    visitor.post(path(policy, f"publish/{draft.pk}/"), {"reason": "no plan", "digest": draft.digest})
+    assert policy.live().number == draft.number  # a script that names no plan publishes as before
