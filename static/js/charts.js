@@ -122,7 +122,10 @@ export class Chart {
     this.part("notes").hidden = !meta.notes.length;
     this.part("notes").textContent = meta.notes.join(" ");
     await window.Plotly.react(this.plot, shown, drawn, CONFIG);
-    if (first) this.plot.on("plotly_relayout", (change) => this.relayouted(change));
+    if (first) {
+      this.plot.on("plotly_relayout", (change) => this.relayouted(change));
+      this.plot.on("plotly_click", ({ points }) => points.length && location.assign(this.requests(points[0].x)));
+    }
     this.note(meta.empty ? `No data: ${meta.empty}.` : "");
     this.plot.setAttribute("aria-label", meta.summary);
     this.listEvents(meta.events);
@@ -159,6 +162,17 @@ export class Chart {
     const note = this.part("note");
     note.hidden = !text;
     note.textContent = text;
+  }
+
+  // The page with the requests of the minute, or the longer step, at a point of the chart.
+  requests(at) {
+    const step = Math.max(60_000, this.figure.data.find((trace) => trace.dx)?.dx ?? 0);
+    const start = Math.floor(instant(this.toUtc(at)) / step) * step;
+    const url = new URL(this.section.parentElement.dataset.requests, location);
+    for (const name of [...url.searchParams.keys()]) if (!["pool", "group", "replica"].includes(name)) url.searchParams.delete(name);
+    url.searchParams.set("from", stamp(start));
+    url.searchParams.set("to", stamp(start + step));
+    return url;
   }
 
   toggle(name) {
@@ -216,7 +230,7 @@ export class Chart {
 
   fillTable() {
     const place = this.part("table");
-    if (!place.hidden && this.figure) place.replaceChildren(table(this.figure, this.zone));
+    if (!place.hidden && this.figure) place.replaceChildren(table(this.figure, this.zone, (at) => this.requests(at)));
   }
 }
 

@@ -6,7 +6,7 @@ const FORMS = {
   count: (value) => value.toLocaleString("en", { maximumFractionDigits: 1 }),
 };
 
-export function table({ data, meta }, zone) {
+export function table({ data, meta }, zone, requests) {
   const lines = data.filter((trace) => trace.meta === "line");
   const wrap = element("div", { className: "chart-table table-wrap", tabIndex: 0 });
   wrap.setAttribute("role", "region");
@@ -19,7 +19,8 @@ export function table({ data, meta }, zone) {
   const steps = times(lines[0]);
   for (let step = steps.length - 1; step >= Math.max(0, steps.length - ROWS); step -= 1) {
     const row = body.insertRow();
-    row.append(element("th", { scope: "row", textContent: steps[step].replace("T", " ").slice(5, 19) }));
+    const at = row.appendChild(element("th", { scope: "row" }));
+    at.append(element("a", { href: requests(steps[step]), title: "Requests of this time", textContent: steps[step].replace("T", " ").slice(5, 19) }));
     for (const line of lines) row.append(element("td", { className: "num", textContent: formatValue((line.customdata ?? line.y)[step], meta.unit) }));
   }
   wrap.append(grid);

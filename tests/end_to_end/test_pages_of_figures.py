@@ -116,6 +116,27 @@ def test_a_zoom_is_a_step_of_the_history_and_the_rest_of_the_view_stands_in_the_
     assert once[0][:16] in page.url.replace("%3A", ":")
 
 
+def test_a_point_of_a_chart_and_a_row_of_its_table_lead_to_the_requests_of_that_time(site, full):
+    page = site.open(viewport={"width": 1280, "height": 900})
+    page.goto("/?pool=chat&range=20m")
+    drawn(page)
+    chart = page.locator("[data-chart=ttft]")
+    chart.locator("[data-table-toggle]").click()
+    link = chart.locator("tbody a").first
+    at = re.search(r"from=([^&]+)&to=([^&]+)", link.get_attribute("href"))
+    start, end = (datetime.fromisoformat(text.replace("%3A", ":")) for text in at.groups())
+    assert end - start == timedelta(minutes=1)
+    link.click()
+    page.wait_for_url("**/requests/?pool=chat&from=*")
+    page.go_back()
+    drawn(page)
+    chart.locator("[data-plot]").evaluate(
+        "(plot, x) => plot.emit('plotly_click', { points: [{ x }] })", start.isoformat()
+    )
+    page.wait_for_url("**/requests/?pool=chat&from=*")
+    assert start.isoformat().replace(":", "%3A") in page.url
+
+
 def test_dragging_over_a_chart_zooms_all_of_them_and_back_undoes_it(site, full):
     page = site.open(viewport={"width": 1280, "height": 900})
     page.goto("/?range=15m")
