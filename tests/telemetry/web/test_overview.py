@@ -205,7 +205,7 @@ def test_the_live_part_is_a_fragment_and_not_sent_again_unchanged(visitor, fleet
 def test_the_page_costs_the_same_whatever_the_fleets_size(visitor, noon, django_assert_num_queries):
     warm_fleet(noon, seconds=60, replicas=12)
 
-    with django_assert_num_queries(61):
+    with django_assert_num_queries(62):
         visitor.get("/")
 
 
