@@ -14,7 +14,7 @@ export function startSearch() {
     event?.preventDefault();
     dialog.showModal();
     input.select();
-    search();
+    if (!list.children.length || requested !== input.value) search();
   };
   document.addEventListener("searchopen", () => open());
   document.querySelector("[data-search]")?.addEventListener("click", open);
@@ -49,7 +49,7 @@ export function startSearch() {
     try {
       const carried = document.querySelector(".rail li a")?.search.slice(1) ?? "";
       const response = await fetch(`${form.action}?${carried}&format=json&q=${encodeURIComponent(text)}`);
-      if (!response.ok || text !== input.value) return;
+      if (!response.ok || text !== input.value || list.contains(document.activeElement)) return;
       const { found } = await response.json();
       requested = text;
       const themes = text ? THEMES.filter(([, name]) => `change ${name}`.toLowerCase().includes(text.toLowerCase().trim())) : [];
