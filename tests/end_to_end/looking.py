@@ -154,11 +154,14 @@ def resize(page: Page, width: int) -> None:
 
 
 def drawn(page: Page) -> None:
-    """Wait until all charts are drawn."""
-    charts = page.locator("[data-chart]").count()
+    """Bring each chart into view, and wait until all are drawn."""
+    charts = page.locator("[data-chart]").all()
+    for chart in charts:
+        chart.scroll_into_view_if_needed()
+        expect(chart.locator(".js-plotly-plot")).to_have_count(1)
     if charts:
-        expect(page.locator(".js-plotly-plot")).to_have_count(charts)
         expect(page.locator("[data-note]", has_text="Loading")).to_have_count(0)
+        page.evaluate("scrollTo(0, 0)")
 
 
 def eventually(page: Page, expression: str, timeout_s: float = 15) -> None:

@@ -26,16 +26,15 @@ MOST_COLD_CPU_S = {8: 1.5, 64: 2.0}
 MOST_WARM_CPU_S = 0.6
 KNOWN_AT_REST_S = 0.08  # what KNOWN costs on the core that these budgets are for, with nothing beside it
 KNOWN = """async () => {
-    const place = document.createElement("div");
-    place.style.cssText = "width: 600px; height: 300px";
-    document.body.append(place);
     const wave = Array.from({ length: 720 }, (_, at) => Math.sin(at / 9));
     const lines = Array.from({ length: 8 }, (_, up) => ({ y: wave.map((value) => value + up) }));
     for (let times = 0; times < 3; times += 1) {
-        await Plotly.newPlot(place, lines);
-        Plotly.purge(place);
+        const place = document.createElement("div");
+        place.style.cssText = "width: 600px; height: 300px";
+        document.body.append(place);
+        await Plotly.react(place, lines);
+        place.remove();
     }
-    place.remove();
 }"""
 
 
