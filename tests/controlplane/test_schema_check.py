@@ -6,6 +6,7 @@ from django.db import connection
 from django.db.migrations.loader import MigrationLoader
 
 from controlplane.database.schema_check import refuse_foreign_database, schema_fault
+from controlplane.management.commands.migrate import migration_timeouts
 from telemetry.models import Alert
 
 pytestmark = pytest.mark.django_db
@@ -75,3 +76,19 @@ def test_every_column_of_the_models_is_checked():
     execute("alter table telemetry_alert drop column summary cascade")
 
     assert Alert._meta.get_field("summary").column in schema_fault()
+
+
+def test_a_migration_may_compute_for_longer_than_a_request(db):
+    """On a busy machine Django takes seconds between two statements of a migration."""
+
+    def idle_timeout():
+        with connection.cursor() as cursor:
+            cursor.execute("show idle_in_transaction_session_timeout")
+            return cursor.fetchone()[0]
+
+    with connection.cursor() as cursor:
+        cursor.execute("set idle_in_transaction_session_timeout to '4s'")
+    with migration_timeouts(connection):
+        during = idle_timeout()
+
+    assert (during, idle_timeout() == during) == ("1min", False)

@@ -2,7 +2,8 @@
 
 A statement that waits for a table's lock blocks every later user of the table. So a migration waits at most one second
 for a lock, then gives up, pauses and retries. Migrations hold locks only briefly, which a test of the migrations
-verifies. Statements themselves have no time limit, because an index of many rows takes long.
+verifies. Statements themselves have no time limit, because an index of many rows takes long. Between statements a slow
+machine may compute for ``IDLE_TIMEOUT_S``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from controlplane.database.roles import grant_application, owner_connection
 from controlplane.database.schema_check import schema_fault
 
 LOCK_TIMEOUT_S = 1
+IDLE_TIMEOUT_S = 60
 ATTEMPTS = 30
 PAUSE_S = 2.0  # lets queries continue that waited behind the migration
 
@@ -57,21 +59,22 @@ class Command(migrate.Command):
 
 @contextlib.contextmanager
 def migration_timeouts(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """Set no time limit for statements, and ``LOCK_TIMEOUT_S`` for locks."""
+    """Set no time limit for statements, ``LOCK_TIMEOUT_S`` for locks and ``IDLE_TIMEOUT_S`` between statements."""
     connection.ensure_connection()
     response_timeout_s, connection.connection.response_timeout_s = connection.connection.response_timeout_s, None
-    _set_timeouts(connection, statement="0", lock=f"{LOCK_TIMEOUT_S}s")
+    _set_timeouts(connection, "0", f"{LOCK_TIMEOUT_S}s", f"{IDLE_TIMEOUT_S}s")
     try:
         yield
     finally:
         if connection.is_usable():
-            _set_timeouts(connection, statement="default", lock="default")
+            _set_timeouts(connection, "default", "default", "default")
             connection.connection.response_timeout_s = response_timeout_s
         else:
             connection.close()
 
 
-def _set_timeouts(connection: BaseDatabaseWrapper, *, statement: str, lock: str) -> None:
+def _set_timeouts(connection: BaseDatabaseWrapper, *values: str) -> None:
+    names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
     with connection.cursor() as cursor:
-        for name, value in (("statement_timeout", statement), ("lock_timeout", lock)):
+        for name, value in zip(names, values, strict=True):
             cursor.execute(f"set {name} to {value if value == 'default' else repr(value)}")
