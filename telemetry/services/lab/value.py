@@ -23,7 +23,7 @@ from telemetry.lab.costs import PrefillRate, Price, prefill_of
 from telemetry.metrics.rates import ratio, sum_known
 from telemetry.metrics.windows import Window
 from telemetry.models import BreakdownBin, Channel, NotificationKind, Topic
-from telemetry.services.lab.costs import ALL_TRAFFIC, prefill_rate_of, prefill_rates_of
+from telemetry.services.lab.costs import ALL_TRAFFIC, prefill_rates_of
 from telemetry.services.notifications.channels import notify_topic
 from telemetry.storage.dimension_sums import coverage, route_sums
 
@@ -117,8 +117,7 @@ class ValueReport:
     @property
     def currency(self) -> str:
         """The one currency of all pools; "" if they have several, or none."""
-        currencies = {price.currency for price in self.prices.values() if price}
-        return currencies.pop() if len(currencies) == 1 else ""
+        return _currency(self.prices.values())
 
     @property
     def hours_range(self) -> tuple[float, float] | None:
@@ -181,7 +180,7 @@ def value_of(
 ) -> ValueReport:
     """The value of ``pools`` by week or day, with the period that contains ``at`` chosen, else the newest one.
 
-    Five queries, and one for each pool.
+    Six queries.
     """
     if by is None:
         is_young = now - min((pool.created_at for pool in pools), default=now) < YOUNG
@@ -190,7 +189,8 @@ def value_of(
     first = _floor(now, by) - step * ((steps or default_steps) - 1)
     window = Window(first, now, step.total_seconds())
     names = [pool.name for pool in pools]
-    rates, prices = {pool.name: prefill_rate_of(pool) for pool in pools}, {p.name: Price.of(p.costs) for p in pools}
+    learnt = prefill_rates_of(pools)
+    rates, prices = {p.name: learnt[p.pk] for p in pools}, {p.name: Price.of(p.costs) for p in pools}
     counts: dict[_Key, dict[str, int | None]] = {
         (row.start, row.key[0], row.key[1]): row.counts
         for row in route_sums(names, window, _COUNTS, by=("pool", "group"))
@@ -212,15 +212,15 @@ class Saved:
     """What caches saved in a time range, of the time that the replicas had."""
 
     amount: Amount
-    whole_hours: float  # of all replicas, in the unit of ``amount``
+    whole_hours: float  # of the replicas of pools whose time is known, in the unit of ``amount``
     currency: str
     missing: list[Pool]  # pools with requests of which no time is known
     reason: str  # why, of the first of them
-    unpriced: Pool | None  # a pool without a price
+    unpriced: Pool | None  # a pool of known time without a price
 
 
-def saved_in(pools: Sequence[Pool], window: Window) -> Saved | None:
-    """What the caches of some pools saved in a window; None without requests. Four queries."""
+def saved_in(pools: Sequence[Pool], window: Window, now: datetime) -> Saved | None:
+    """What the caches of some pools saved in a window until now; None without requests. Four queries."""
     rows = route_sums([pool.name for pool in pools], window, _COUNTS, by=("pool",), whole=True)
     counts = {row.key[0]: row.counts for row in rows if row.counts["requests"]}
     measured = [pool for pool in pools if pool.name in counts]
@@ -228,19 +228,20 @@ def saved_in(pools: Sequence[Pool], window: Window) -> Saved | None:
         return None
     rates, prices = prefill_rates_of(measured), {pool.pk: Price.of(pool.costs) for pool in measured}
     values = [_value(counts[pool.name], _Lost(), rates[pool.pk].tokens_per_s, prices[pool.pk]) for pool in measured]
-    amount = _total(values).saved
+    missing = [pool for pool, value in zip(measured, values, strict=True) if value.saved.replica_hours is None]
+    timed = [pool for pool in measured if pool not in missing]
+    currency = _currency(prices[pool.pk] for pool in timed)
+    amount = _total(values, currency).saved
     serving = Replica.objects.exclude(state=ReplicaState.DISABLED).exclude(role=ReplicaRole.DECODE)
-    replicas = Counter(serving.filter(pool__in=measured).values_list("pool", flat=True))
+    replicas = Counter(serving.filter(pool__in=timed).values_list("pool", flat=True))
     whole_s = 0.0
-    for pool in measured:
+    for pool in timed:
         price = prices[pool.pk] if amount.gpu_hours is not None else None
         gpus = price.gpus_per_replica if price else 1.0
-        whole_s += gpus * replicas[pool.pk] * (window.end - max(window.start, pool.created_at)).total_seconds()
-    missing = [pool for pool, value in zip(measured, values, strict=True) if value.saved.replica_hours is None]
+        seconds = (min(window.end, now) - max(window.start, pool.created_at)).total_seconds()
+        whole_s += gpus * replicas[pool.pk] * max(0.0, seconds)  # an earlier pool of this name may have served
     reason = rates[missing[0].pk].source if missing else ""
-    unpriced = next((pool for pool in measured if prices[pool.pk] is None), None)
-    currencies = {price.currency for price in prices.values() if price}
-    currency = currencies.pop() if len(currencies) == 1 else ""
+    unpriced = next((pool for pool in timed if prices[pool.pk] is None), None)
     return Saved(amount, whole_s / 3600, currency, missing, reason, unpriced)
 
 
@@ -298,7 +299,7 @@ def _period(
 
     pools = {pool: value(pool, keys) for pool, keys in sorted(by_pool.items())}
     groups = {key: value(key[0], [key]) for key in sorted(counts)}
-    return Period(start, end, covered_s, _total(list(pools.values())), pools, groups)
+    return Period(start, end, covered_s, _total(list(pools.values()), _currency(prices.values())), pools, groups)
 
 
 def _value(total: Mapping[str, int | None], lost: _Lost, rate: float | None, price: Price | None) -> Value:
@@ -326,24 +327,30 @@ def _amount(tokens: float | None, rate: float | None, price: Price | None) -> Am
     return Amount(tokens, hours, hours * price.gpus_per_replica if hours is not None and price else None, prefill.money)
 
 
-def _total(values: Sequence[Value]) -> Value:
-    """All pools. Time is of the pools of which it is known; money only if it is known of all those."""
+def _currency(prices: Iterable[Price | None]) -> str:
+    """The one currency of some prices; "" if they have several, or none."""
+    currencies = {price.currency for price in prices if price}
+    return currencies.pop() if len(currencies) == 1 else ""
+
+
+def _total(values: Sequence[Value], currency: str) -> Value:
+    """All pools. Time is of the pools of which it is known; money only if it is known of all those in one currency."""
     requests = sum_known(value.requests for value in values)
     return Value(
         requests,
         _known(value.prompt_tokens for value in values),
-        _add([value.saved for value in values]),
-        _add([value.placement for value in values]),
+        _add([value.saved for value in values], currency),
+        _add([value.placement for value in values], currency),
     )
 
 
-def _add(amounts: Sequence[Amount]) -> Amount:
+def _add(amounts: Sequence[Amount], currency: str) -> Amount:
     timed = [amount for amount in amounts if amount.replica_hours is not None]
     return Amount(
         _known(amount.tokens for amount in amounts),
         _known(amount.replica_hours for amount in timed),
         _if_all(amount.gpu_hours for amount in timed),
-        _if_all(amount.money for amount in timed),
+        _if_all(amount.money for amount in timed) if currency else None,
     )
 
 

@@ -117,7 +117,7 @@ def _overview(request: HttpRequest, state: PageState) -> dict[str, Any]:
         **live_context(state),
         "tiles": tiles,
         "change": change_of(tiles, subject.pools, window),
-        "saved": saved_in(pools, window),
+        "saved": saved_in(pools, window, now),
         "losses": _largest_losses(pools, breakdowns),
         "policies": policies_in_use(pools),
         "rollouts": _open_rollouts(pools),

@@ -17,7 +17,8 @@ from telemetry.services.lab.value import saved_in
 from telemetry.services.notifications.channels import create_channel, update_channel
 from tests.fleet_history import warm_fleet
 from tests.telemetry.breakdown_bins import PROMPT, breakdown_bin
-from tests.telemetry.readings import cache_reading
+from tests.telemetry.readings import cache_reading, route_reading
+from tests.telemetry.stored_decisions import a_router
 
 
 def test_the_first_visit_says_the_next_step(visitor):
@@ -86,7 +87,11 @@ def test_what_caches_saved_is_of_the_range_and_of_the_time_of_all_replicas(visit
         float, re.match(r"Saved, last 15 min ([\d.]+) of 2 GPU-hours ([\d.]+) EUR of prefill", priced).groups()
     )
     assert money == pytest.approx(3.6 * hours, rel=0.06)
-    assert saved_in([fleet], Window(noon - timedelta(minutes=5), noon, 300)).amount.hours < 0.9 * hours
+    assert saved_in([fleet], Window(noon - timedelta(minutes=5), noon, 300), noon).amount.hours < 0.9 * hours
+    for name in ("b", "c"):
+        create_pool(name, models=[name])
+        route_reading(a_router(), noon - timedelta(minutes=1), pool=name, requests=1)
+    assert "; without b, c;" in tile_text(visitor.get("/").text, "Saved")
 
 
 def test_a_hit_rate_above_the_reachable_one_is_explained(visitor, fleet, noon):

@@ -10,12 +10,14 @@ import pytest
 from controlplane.errors import InvalidError
 from controlplane.models import Pool, Rollout
 from controlplane.services.fleet.pools import create_pool, update_pool
+from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from telemetry.channels.base import Message
 from telemetry.channels.email import mail_of
 from telemetry.channels.slack import blocks_of
+from telemetry.metrics.windows import Window
 from telemetry.models import Channel, Notification
-from telemetry.services.lab.value import changes_of, notify_weekly_summary, value_of
+from telemetry.services.lab.value import changes_of, notify_weekly_summary, saved_in, value_of
 from telemetry.services.notifications.channels import create_channel, update_channel
 from telemetry.storage.partitions import ensure_days
 from tests.telemetry.breakdown_bins import breakdown_bin
@@ -111,17 +113,29 @@ def test_the_range_of_the_rate_is_that_of_the_hours(pool):
     assert (low, high) == (pytest.approx(hours * 0.8187, rel=1e-3), pytest.approx(hours * 1.2214, rel=1e-3))
 
 
-def test_a_pool_of_unknown_rate_is_named_and_not_counted(priced):
+def test_a_pool_of_unknown_rate_is_named_and_not_counted(priced, django_assert_max_num_queries):
     priced = update_pool(priced, models=["large"])
     other = create_pool("batch", models=["small"])
     served(T0 - timedelta(hours=1), 100, pool="batch")
-    report = value_of([priced, other], T0, by="day")
+    with django_assert_max_num_queries(6):
+        report = value_of([priced, other], T0, by="day")
     assert report.chosen.missing == ["batch"]
     assert report.chosen.value.saved.gpu_hours == pytest.approx(240 / 3600)
     assert report.chosen.value.saved.tokens == pytest.approx(140_000)
     assert any("do not include batch" in note for note in report.notes)
+    Pool.objects.update(created_at=T0 - 9 * DAY)
+    for number, pool in enumerate((priced, other, other)):
+        add_replica(pool, name=f"r{number}", url=f"http://10.0.0.{number}:8000")
+    until_tomorrow, pools = Window(T0 - DAY, T0 + DAY, 60), list(Pool.objects.order_by("-name"))
+    saved = saved_in(pools, until_tomorrow, T0)
+    assert (saved.whole_hours, saved.currency, saved.unpriced, saved.missing) == (48, "USD", None, [other])
+    Pool.objects.update(created_at=T0 + DAY)  # another pool of this name, of another clock
+    assert saved_in(list(Pool.objects.all()), until_tomorrow, T0).whole_hours == 0
     learnt(other)
     assert value_of([priced, other], T0, by="day").chosen.value.saved.money is None  # one of two has no price
+    other = update_pool(other, costs={**COSTS, "currency": "JPY"})
+    assert value_of([priced, other], T0, by="day").chosen.value.saved.money is None
+    assert saved_in([priced, other], until_tomorrow, T0).amount.money is None
 
 
 def test_without_measurements_nothing_is_known(pool):
