@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -22,7 +23,7 @@ from controlplane.web.forms.base import Form
 from telemetry.lab.shared_cache import TIERS, tier_parameters, tiers_of
 from telemetry.services.lab.reports import Comparison, Report, report_of, report_windows
 from telemetry.services.lab.sizing import create_sweep, newest_sweep, open_sweep, sizing_of
-from telemetry.services.lab.value import STEPS, Amount, Value, ValueReport, changes_of, period_name, value_of
+from telemetry.services.lab.value import STEPS, Value, ValueReport, changes_of, period_name, value_of
 from telemetry.web.lab_figures import sweep_figure
 from telemetry.web.ranges import length_s, page_state
 from telemetry.web.tags import report_change
@@ -53,10 +54,10 @@ def value_page(request: HttpRequest) -> HttpResponse:
     """What caches saved: ``?pool=NAME&by=week&at=2026-01-26``. Its queries do not depend on the length."""
     pools, chosen, report = _value(request)
     period = report.chosen
-    keys: dict[str, list[str]] = {}
+    projects, keys = {row.name: row.project_id for row in pools}, defaultdict(list)
     for key in viewable(request, ClientKey.objects.filter(revoked_at=None, groups__0__isnull=False)):
-        keys.setdefault((key.groups or [""])[0], []).append(key.name)
-    most = max((_hours(row.value) for row in report.periods), default=0.0)
+        keys[key.project_id, (key.groups or [""])[0]].append(key.name)
+    most = max((sum(_tokens(row.value)) for row in report.periods), default=0.0)
     context = {
         "pools": pools,
         "pool": chosen,
@@ -64,16 +65,14 @@ def value_page(request: HttpRequest) -> HttpResponse:
         "period": period,
         "period_name": period and period_name(period, report.by),
         "rows": [
-            (
-                row,
-                period_name(row, report.by),
-                *(_width(amount, most) for amount in (row.value.saved, row.value.placement)),
-            )
+            (row, period_name(row, report.by), *(most and 1000 * tokens / most for tokens in _tokens(row.value)))
             for row in reversed(report.periods)
         ],
-        "groups": [(pool, group, value, keys.get(group, [])) for (pool, group), value in period.groups.items()]
-        if period
-        else [],
+        "groups": [
+            (name, group, value, keys[projects[name], group])
+            for (name, group), value in (period.groups if period else {}).items()
+        ],
+        "error": _unknown_pool(request, chosen),
         "unpriced": [pool for pool in chosen_pools(pools, chosen) if report.prices[pool.name] is None],
         "changes": changes_of(chosen_pools(pools, chosen), viewable(request, Rollout.objects.all()), report),
     }
@@ -83,7 +82,9 @@ def value_page(request: HttpRequest) -> HttpResponse:
 @require_GET
 def value_csv(request: HttpRequest) -> HttpResponseBase:
     """Every week or day of each task group as CSV; unknown figures are empty."""
-    _, _, report = _value(request)
+    _, chosen, report = _value(request)
+    if error := _unknown_pool(request, chosen):
+        raise Http404(error)
 
     def rows() -> Iterator[list[Any]]:
         amounts = [f"{name}_{figure}" for name in ("saved", "placement") for figure in CSV_FIGURES]
@@ -123,13 +124,14 @@ def chosen_pools(pools: list[Pool], chosen: Pool | None) -> list[Pool]:
     return pools if chosen is None else [chosen]
 
 
-def _hours(value: Value) -> float:
-    """What a bar shows: hours, or tokens where they are unknown."""
-    return sum(amount.hours or amount.tokens or 0.0 for amount in (value.saved, value.placement))
+def _unknown_pool(request: HttpRequest, chosen: Pool | None) -> str:
+    name = request.GET.get("pool")
+    return f"There is no pool named {name!r}. Showing all pools." if name and chosen is None else ""
 
 
-def _width(amount: Amount, most: float) -> float:
-    return 1000 * (amount.hours or amount.tokens or 0.0) / most if most else 0.0
+def _tokens(value: Value) -> tuple[float, float]:
+    """What a bar shows: hours are not known of all pools, and not in one unit."""
+    return value.saved.tokens or 0.0, value.placement.tokens or 0.0
 
 
 # --- capacity and cost ------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import replace
 from datetime import timedelta
 
@@ -10,7 +11,7 @@ import pytest
 import time_machine
 
 from controlplane.models import ClientKey, Pool, Rollout, TaskGroup
-from controlplane.services.fleet.pools import update_pool
+from controlplane.services.fleet.pools import create_pool, create_project, update_pool
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from telemetry.models import Decision, WhatIf
 from telemetry.services.lab.replays import update_curve
@@ -19,6 +20,7 @@ from telemetry.web.views.reports import FIGURES, comparison_rows
 from tests.telemetry.services.lab.test_breakdowns import fleet as room  # noqa: F401 - a fixture
 from tests.telemetry.services.lab.test_reports import traffic  # noqa: F401 - a fixture
 from tests.telemetry.services.lab.test_sizing import COSTS, bins, learnt
+from tests.telemetry.services.lab.test_value import scraped, served
 from tests.telemetry.stored_decisions import a_router, decided, repeated_in_a_row
 from tests.telemetry.what_if_results import finished_sweep
 
@@ -196,6 +198,8 @@ def test_the_value_page_says_what_caches_saved_and_asks_for_a_price(visitor, noo
     rollout = publish_revision(save_draft(traffic.policies.get(group=None), {"strategy": "random"}).pk)
     Rollout.objects.filter(pk=rollout.pk).update(started_at=noon - timedelta(minutes=10))
     ClientKey.objects.create(project=traffic.project, name="team-red", hint="wpk_", digest="0" * 64, groups=["agents"])
+    project = create_project("others")
+    ClientKey.objects.create(project=project, name="team-blue", hint="wpk_", digest="1" * 64, groups=["agents"])
 
     page = visitor.get("/value/").text
 
@@ -209,6 +213,7 @@ def test_the_value_page_says_what_caches_saved_and_asks_for_a_price(visitor, noo
         "chat r2, random",
     ):
         assert words in page, words
+    assert "team-blue" not in page
     update_pool(traffic, costs=COSTS)
     page = visitor.get("/value/?by=week&pool=chat").text
     assert "2.0 GPU-minutes (0.12 USD)" in page
@@ -217,6 +222,17 @@ def test_the_value_page_says_what_caches_saved_and_asks_for_a_price(visitor, noo
 
 def test_the_value_page_without_traffic_says_what_is_missing(visitor, noon):
     assert "No traffic was measured yet." in visitor.get("/value/?by=nonsense&at=nonsense&pool=none").text
+    assert "There is no pool named &#x27;none&#x27;." in visitor.get("/value/?pool=none").text
+    assert visitor.get("/value.csv?pool=none").status_code == 404
+
+
+def test_bars_have_one_unit_where_the_hours_of_a_pool_are_unknown(visitor, noon, pool):
+    learnt(pool)
+    create_pool("batch", models=["small"])
+    scraped(noon - timedelta(days=1), noon)
+    served(noon - timedelta(days=1), 500)
+    served(noon, 500, pool="batch")
+    assert re.findall('<rect class="h8" width="([^"]*)"', visitor.get("/value/?by=day").text) == ["1000.0000"] * 2
 
 
 def test_the_value_is_exported_by_step_and_task_group(visitor, noon, traffic):  # noqa: F811
