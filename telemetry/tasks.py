@@ -91,7 +91,8 @@ def analyze_rollouts() -> None:
 @shared_task(acks_late=True, ignore_result=True)
 def deliver_notifications() -> None:
     """Send the notifications that are due, those of the latest steps of rollouts among them."""
-    channels.notify_rollouts(timezone.now())
+    with isolated_items(PeriodicTask.DELIVERIES) as item, item("steps of rollouts"):
+        channels.notify_rollouts(timezone.now())
     outbox.deliver_due()
 
 

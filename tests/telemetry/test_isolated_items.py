@@ -15,12 +15,14 @@ import pytest
 from django.utils import timezone
 
 from controlplane import tasks as controlplane_tasks
-from controlplane.models import ItemFailure, PeriodicTask, Rollout, Router, RoutingPolicy
+from controlplane.models import EventKind, ItemFailure, PeriodicTask, Rollout, Router, RoutingPolicy
 from controlplane.services import routers
+from controlplane.services.events import record_event
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.policies import rollouts as controller
 from controlplane.services.routers import announce
+from telemetry import tasks as telemetry_tasks
 from telemetry.alerts import notifications, pipeline
 from telemetry.guards import measurement
 from telemetry.models import Alert, AlertRule, MetricsServer, ReadPool, RollupRepair, RollupState
@@ -283,3 +285,12 @@ def test_deliveries(breaks, caplog, time_machine):
         )
 
     assert_isolated(PeriodicTask.DELIVERIES, taken, run, caplog)
+
+
+def test_a_failure_to_notify_steps_of_rollouts_stops_no_delivery(pool, monkeypatch):
+    create_channel("ops", config={"url": "https://hooks.example/secret"}, topics=["rollouts"])
+    record_event(EventKind.ROLLOUT_HELD, "Without the detail of a rollout.", pool=pool)
+    delivered: list[int] = []
+    monkeypatch.setattr(outbox, "deliver_due", lambda: delivered.append(1))
+    telemetry_tasks.deliver_notifications()
+    assert (delivered, ItemFailure.objects.get().item) == ([1], "steps of rollouts")

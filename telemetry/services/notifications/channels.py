@@ -201,12 +201,14 @@ def notify_topic(
 
 
 def notify_rollouts(now: datetime) -> None:
-    """Notify the channels with the topic of the latest steps of rollouts, each once."""
+    """Notify the channels with the topic of the latest steps of rollouts, each once, unless their pool was removed."""
     if not Channel.objects.filter(enabled=True, topics__contains=[Topic.ROLLOUTS]).exists():
         return
     events = Event.objects.filter(kind__in=ROLLOUT_EVENTS, at__gte=now - ROLLOUT_AGE).select_related("pool", "actor")
     for event in events.order_by("at", "pk"):
-        detail, labels = event.detail, {"pool": event.pool.name} if event.pool else {}
+        if event.pool is None:
+            continue  # without its pool's name, channels of other pools would match
+        detail, labels = event.detail, {"pool": event.pool.name}
         facts = (
             ("Policy", detail["policy"]),
             ("Revision", str(detail["revision"])),

@@ -6,6 +6,7 @@ import pytest
 from django.utils import timezone
 
 from controlplane.errors import InvalidError
+from controlplane.models import Event
 from controlplane.services.policies.rollouts import promote_rollout
 from telemetry.channels.enqueue import MAX_ALERTS, combine, enqueue
 from telemetry.models import Alert, AlertRule, Notification, NotificationKind
@@ -212,3 +213,7 @@ def test_of_a_channel_s_matchers_those_on_the_pool_select_rollouts(pool, subscri
     rolled_back(pool)
     notify_rollouts(timezone.now())
     assert len(steps()) == count
+    Notification.objects.all().delete()
+    Event.objects.update(pool=None)  # as the removal of a pool does
+    notify_rollouts(timezone.now())
+    assert steps() == []
