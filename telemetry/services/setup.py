@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.db.models import Exists, Q
+from django.db.models import Exists, Q, QuerySet
 
 from controlplane.models import Pool
 from telemetry.models import (
@@ -98,9 +98,9 @@ _STEPS = (  # column of the query, then the fields of a step
 )
 
 
-def served_model(now: datetime) -> str | None:
-    """A model of the engines that were scraped lately; None if there is none. One query."""
-    readings = Reading.objects.filter(at__gt=now - RECENT).exclude(model="")
+def served_model(pools: QuerySet[Pool], now: datetime) -> str | None:
+    """A model of the engines of some pools that were scraped lately; None if there is none. One query."""
+    readings = Reading.objects.filter(at__gt=now - RECENT, replica__pool__in=pools).exclude(model="")
     return readings.order_by("-at").values_list("model", flat=True).first()
 
 

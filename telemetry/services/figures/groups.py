@@ -182,10 +182,12 @@ def policy_periods(pool: Pool, group: str | None, window: Window) -> list[Period
     revision = own_or_pools.order_by(F("policy__group").asc(nulls_last=True)).first()
     if revision is None:
         return []
-    events = Event.objects.filter(pool=pool, kind=EventKind.POLICY_PUBLISHED, detail__policy=revision.policy.name)
+    events = Event.objects.filter(
+        pool=pool, kind=EventKind.POLICY_PUBLISHED, detail__policy=revision.policy.name
+    ).order_by("-at")
     periods: list[Period] = []
     end, earlier = window.end, f"{revision.strategy} r{revision.number}"
-    for event in events.order_by("-at")[:MAX_PERIODS]:
+    for event in list(events.filter(at__lt=window.end)[:MAX_PERIODS]) or events.reverse()[:1]:
         start = min(max(event.at, window.start), window.end)
         periods.append((start, end, f"{event.detail['after']['strategy']} r{event.detail['revision']}"))
         end, earlier = start, (event.detail.get("before") or {}).get("strategy", "")

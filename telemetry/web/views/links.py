@@ -123,7 +123,7 @@ def start_page(request: HttpRequest) -> HttpResponse:
     """The steps of a new installation, and lines by which clients use a router."""
     routers = [router for router in Router.objects.order_by("lost_at", "name") if router.data_url]
     pools = viewable(request, Pool.objects.order_by("name"))
-    model = next((pool.models[0] for pool in pools if pool.models), None) or served_model(timezone.now())
+    model = next((pool.models[0] for pool in pools if pool.models), None) or served_model(pools, timezone.now())
     address = routers[0].data_url.rstrip("/") if routers else "http://ROUTER:8080"
     context = {
         "steps": setup_steps(current_user(request), timezone.now()),

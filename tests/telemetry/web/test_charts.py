@@ -37,7 +37,7 @@ def test_the_query_parameter_of_a_chart_selects_its_view(visitor, fleet, query, 
     assert label in [trace["name"] for trace in figure["data"]]
 
 
-def test_each_policy_is_a_named_band_and_of_several_pools_the_mark_has_its_name(visitor, fleet, noon):
+def test_each_policy_is_a_named_band_and_of_several_pools_the_mark_has_its_name(visitor, fleet, noon, monkeypatch):
     Pool.objects.filter(pk=fleet.pk).update(created_at=noon - timedelta(minutes=9))
 
     def bands(query):
@@ -52,6 +52,9 @@ def test_each_policy_is_a_named_band_and_of_several_pools_the_mark_has_its_name(
     assert [note[0] for note in bands("from=2031-03-04T11:52&to=2031-03-04T11:54")[0]] == ["lowest_cost"]
     save_and_publish(fleet, "random")
     assert bands("")[0][0] == ("prefix_hash r2", "11:55:00"), "one that is active from now on has no band yet"
+    assert [note[0] for note in bands("from=2031-03-04T11:52&to=2031-03-04T11:54")[0]] == ["lowest_cost"]
+    monkeypatch.setattr("telemetry.services.figures.groups.MAX_PERIODS", 1)
+    assert [note[0] for note in bands("from=2031-03-04T11:56&to=2031-03-04T11:58")[0]] == ["prefix_hash r2"]
     create_pool("other", models=["other"])
     figure = visitor.get("/charts/hit-rate/figure/?range=15m").json()
     assert next(note["text"] for note in figure["layout"]["annotations"]) == "chat: prefix_hash r2"

@@ -9,15 +9,15 @@ from html import unescape
 import pytest
 from django.contrib.auth.models import User
 
-from controlplane.models import Replica
+from controlplane.models import Pool, Replica
 from controlplane.services.fleet.pools import update_pool
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.routers import announce
 from telemetry.models import Health, Notification, ScrapeState
 from telemetry.services.notifications.channels import create_channel, test_send
-from telemetry.services.setup import setup_steps
+from telemetry.services.setup import served_model, setup_steps
 from telemetry.storage.partitions import ensure_days
-from tests.telemetry.readings import route_reading
+from tests.telemetry.readings import engine_reading, route_reading
 from tests.telemetry.services.lab.test_sizing import COSTS
 from tests.telemetry.stored_decisions import a_router
 
@@ -61,10 +61,14 @@ def test_the_steps_link_to_where_they_are_done(visitor):
     assert page.count('<span class="badge">to do</span>') == 8
 
 
-def test_the_lines_of_clients_have_the_router_s_address_and_a_model(visitor, pool):
+def test_the_lines_of_clients_have_the_router_s_address_and_a_model(visitor, pool, noon):
     page = visitor.get("/start/").text
     assert "No router has announced its address yet" in page
     assert "http://ROUTER:8080/v1" in page
+    ensure_days([noon.date()])
+    engine_reading(add_replica(pool, name="gpu-1", url="http://10.0.0.1:8000"), noon)
+    assert served_model(Pool.objects.all(), noon)
+    assert served_model(Pool.objects.exclude(pk=pool.pk), noon) is None
     update_pool(pool, models=["qwen3"])
     announce(name="r1", boot="b", admin_url="http://10.0.1.1:8081", data_url="http://10.0.1.1:8080/")
     lines = [
