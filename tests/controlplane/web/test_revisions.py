@@ -1,6 +1,8 @@
 import pytest
 
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
+from controlplane.services.policies.rollout_plans import make_plan
+from controlplane.services.policies.rollouts import abort_rollout
 
 
 @pytest.fixture
@@ -96,6 +98,9 @@ def test_a_revision_that_an_alert_named_is_marked_not_offered_and_asked_about_on
         assert '<a class="badge bad" href="/alerts/7/"' in text
         assert "caused alert 7</a>" in text
 
+    assert '/revert/2/">Publish again<' in page
+    assert '/revert/1/">Roll back<' in page
+
     answers = {"reason": "again", "live": 3}
     refused = visitor.post(path(history, "revert/2/"), answers)
     assert refused.status_code == 422
@@ -105,6 +110,16 @@ def test_a_revision_that_an_alert_named_is_marked_not_offered_and_asked_about_on
 
     answer = visitor.post(path(history, "revert/2/"), answers | {"confirm_faulted": "on"}, follow=True)
     assert "Revision 4 has the settings of revision 2. It is being sent to the routers." in answer.text
+
+
+def test_a_canary_is_aborted_and_afterwards_no_way_back(visitor, history):
+    rollout = publish_revision(history.draft().pk, plan=make_plan(history, "by_share"))
+    for rest in ("", "revisions/"):
+        text = visitor.get(path(history, rest)).text
+        assert f'href="/rollouts/{rollout.pk}/abort/">Abort canary<' in text
+        assert "/revert/4/" not in text
+    abort_rollout(rollout.pk, by=None)
+    assert '/revert/4/">Publish again<' in visitor.get(path(history, "")).text
 
 
 def test_a_draft_with_the_settings_of_a_named_revision_needs_the_confirmation_too(visitor, history):
