@@ -206,6 +206,7 @@ def what_if_draft(request: HttpRequest, policy_id: int) -> HttpResponse:
         "what_if": what_if,
         "compared": [("Now, replayed", rows[1]), ("This draft", rows[number + 2])] if rows else [],
         "row": rows[number + 2] if rows else None,
+        "ttft_errors": replay_errors(rows),
         "error": error,
         "finding": finding_of(draft),
         "publish_form": PublishForm(draft),

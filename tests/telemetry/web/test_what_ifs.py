@@ -19,7 +19,7 @@ from telemetry.models import Decision, WhatIf, WhatIfState
 from telemetry.services.lab import what_if_runs
 from telemetry.services.lab.what_ifs import create_what_if, what_ifs_of_settings
 from tests.telemetry.services.lab.what_if_world import add_fleet, publish_and_store, traffic
-from tests.telemetry.what_if_results import finished_what_if, stored_candidate
+from tests.telemetry.what_if_results import finished_what_if, predict_draft, stored_candidate
 
 pytestmark = pytest.mark.django_db
 FORM = {"pool": "chat", "window": "1800"}
@@ -293,6 +293,18 @@ def test_a_draft_is_predicted_on_its_page(browser, replicas):
 
     save_draft(policy, {"strategy": "lowest_cost", "alpha": 1.0})
     assert "Not predicted yet" in browser.get(url).content.decode()  # of other settings
+
+
+def test_the_figures_of_a_draft_are_shown_although_ttft_is_not_calibrated(browser, replicas):
+    policy = replicas.policies.get(group=None)
+    what_if = predict_draft(save_draft(policy, {"strategy": "lowest_cost"}), hit_rate=(-0.06, 0.01))
+    what_if.result["measured"]["ttft_p50_s"] = 0.4
+    what_if.result["calibration"] |= {"is_calibrated": False, "problems": ["TTFT p50: a difference of 50 %."]}
+    what_if.save()
+    panel = browser.get(f"/what-if/drafts/{policy.pk}/").content.decode()
+    assert "no verdict.</strong> TTFT p50: a difference of 50 %. The TTFT below is uncertain" in panel
+    assert '<span class="figure">39.0 %</span>' in panel
+    assert "computed <time" in panel
 
 
 def test_a_draft_of_a_task_group_is_predicted_for_that_group(browser, replicas):
