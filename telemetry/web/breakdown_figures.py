@@ -166,6 +166,7 @@ def figure_json(traces: Sequence[dict[str, Any]], layout: dict[str, Any], text: 
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 800.0, 220.0, 64.0, 24.0, 10.0  # in units of the SVG
 MAX_TICKS = 6  # on the time axis
+RIGHT = 28.0  # room for half a label
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +279,9 @@ def _on_axes(scale: _Scale, end: datetime, unit: str, **shapes: Any) -> Sketch:
     no_lines: dict[str, Any] = {"values": [], "limits": [], "bands": []}
     return Sketch(
         rows=[(scale.y(scale.top * part) or 0.0, figure_text(scale.top * part, unit)) for part in (0.0, 0.5, 1.0)],
-        columns=[(scale.x(at), _time(at, scale.length_s)) for at in _ticks(scale.start, end)],
+        columns=[
+            (x, _time(at, scale.length_s)) for at in _ticks(scale.start, end) if (x := scale.x(at)) <= WIDTH - RIGHT
+        ],
         **(no_lines | shapes),
     )
 
@@ -331,10 +334,10 @@ def _ticks(start: datetime, end: datetime) -> list[datetime]:
 
 
 def _time(at: datetime, length_s: float) -> str:
-    return f"{at:%d %b}" if length_s > 172_800 else f"{at:%H:%M}"
+    return f"{at:%d %b}" if length_s > 172_800 else f"{at:%H:%M:%S}" if length_s < 300 else f"{at:%H:%M}"
 
 
-LEAST_SIMILARITY, RIGHT = 0.7, 20.0  # of the axis; room for half a label
+LEAST_SIMILARITY = 0.7  # of the axis
 
 
 def draw_precision(cache: SemanticCacheFigures) -> Sketch | None:

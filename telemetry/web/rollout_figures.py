@@ -67,7 +67,7 @@ def _chart(rollout: Rollout, name: str) -> CanaryChart | None:
         if rows and rows[-1].step != step:
             gaps.append(at)
         rows += [Row(at, step, figure) for figure in point["figures"] if figure["name"] == name]
-    if not rows:
+    if len(rows) < 2:  # a single point is no line
         return None
 
     def line(side: str) -> list[tuple[datetime, float | None]]:

@@ -375,4 +375,4 @@ def _progress_of(router: Router, snapshot: ConfigSnapshot, newest: int) -> tuple
     nack = router.last_nack or {}
     if nack.get("revision", 0) >= snapshot.number:
         return Progress.REJECTED, f"{nack['reason']} (at {nack['path']})"
-    return Progress.PENDING, router.last_error
+    return Progress.PENDING, router.last_error and f"Not acknowledged yet, retrying. Last attempt: {router.last_error}"

@@ -149,6 +149,7 @@ def _context(rollout: Rollout) -> dict[str, Any]:
     routers, is_canary = router_progress(rollout), rollout.revision.state == RevisionState.CANARY
     history = list(rollout.history.select_related("by").order_by("-pk"))
     due_at = None if rollout.is_last_stage else rollout.stage_ends_at
+    is_harmful = bool(rollout.revision.fault) or any(_is_past_limit(reading) for reading in rollout.readings)
     return {
         **_line(rollout),
         "is_canary": is_canary,
@@ -166,7 +167,7 @@ def _context(rollout: Rollout) -> dict[str, Any]:
         "overridden": next((entry for entry in history if entry.transition == "publish" and entry.evidence), None),
         "actions": [
             (name, action, f"controlplane:rollout-{name}")
-            for name, action in ACTIONS.items()
+            for name, action in sorted(ACTIONS.items(), key=lambda row: not (is_harmful and row[1].danger))
             if is_canary and rollout.state in BY_USER[name].before
         ],
     }
@@ -231,6 +232,11 @@ def _limit(rollout: Rollout, info: SettingInfo) -> dict[str, str]:
     value = (rollout.guard or {}).get(info.field)
     text = "no limit" if value is None else _with_unit(info.unit, value)
     return {"label": setting_label(info), "text": text}
+
+
+def _is_past_limit(reading: dict[str, Any]) -> bool:
+    canary, limit = reading["canary"], reading["limit"]
+    return None not in {canary, limit} and (canary < limit if reading["name"] == "hit_rate" else canary > limit)
 
 
 def _reading(reading: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
 from controlplane.services.policies.rollout_transitions import TRANSITIONS
 from controlplane.services.policies.rollouts import MAX_PAST_READINGS
-from controlplane.services.routers import LOST_AFTER_S, mark_lost_routers
+from controlplane.services.routers import LOST_AFTER_S, mark_lost_routers, record_unreachable
 from controlplane.web.tags import transition_words
 from tests.controlplane.rollouts import (
     FAILED,
@@ -206,7 +206,9 @@ def test_a_refusal_is_shown_with_its_router_and_reason(visitor, policy):
 def test_without_a_router_it_says_what_it_waits_for(visitor, policy, time_machine_at):
     rollout = publish_stages(policy)
     assert "No router is connected" in page(visitor, rollout)
-    start_routers("router-1")
+    (router,) = start_routers("router-1")
+    record_unreachable(router.pk, number=rollout.snapshot.number, reason="ReadTimeout: timed out")
+    assert "Not acknowledged yet, retrying. Last attempt: ReadTimeout" in page(visitor, rollout)
     time_machine_at(LOST_AFTER_S + 1)
     mark_lost_routers()
     assert "No router is connected" in page(visitor, rollout)
@@ -352,6 +354,28 @@ def test_no_time_is_given_where_none_is_known(visitor, analyzed, clock):
     assert "no time can be given" in text
     verdict(analyzed, "failed", FAILED)
     assert outlook(visitor, analyzed) == ""
+
+
+@pytest.mark.parametrize("fault", ["", "alert"])
+def test_a_canary_past_a_limit_or_named_by_an_alert_is_first_of_all_aborted(visitor, analyzed, clock, fault):
+    assert f'<a class="button primary" href="/rollouts/{analyzed.pk}/promote/">' in page(visitor, analyzed)
+    clock(250)
+    limit = 0.3 if fault else 0.55
+    analyzed.revision.policy.revisions.filter(state="canary").update(fault=fault, fault_alert=4 if fault else None)
+    verdict(analyzed, "inconclusive", [{**EARLY[0], "limit": limit}])
+    text = page(visitor, analyzed)
+    assert f'<a class="button primary" href="/rollouts/{analyzed.pk}/abort/">' in text
+    assert f'<a class="button" href="/rollouts/{analyzed.pk}/promote/">' in text
+    assert "Charts are drawn from the second result on." in text  # a single point has no chart
+
+
+def test_the_axis_of_a_short_chart_has_seconds_and_no_label_beyond_its_end(visitor, analyzed, clock):
+    for after_s in (250, 310, 370):
+        clock(after_s)
+        verdict(analyzed, "inconclusive", EARLY)
+    ticks = re.findall(r'<text x="([\d.]+)"[^>]*text-anchor="middle">([^<]+)<', page(visitor, analyzed))
+    assert len({label for _, label in ticks}) == len(ticks) > 1
+    assert max(float(x) for x, _ in ticks) < 775  # of 800
 
 
 def test_each_figure_has_a_chart_of_both_sides_its_limit_and_its_table(visitor, analyzed, clock):
