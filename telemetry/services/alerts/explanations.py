@@ -10,7 +10,7 @@ from django.db import transaction
 from django.db.models import F, Q
 
 from controlplane.isolation import isolated_items
-from controlplane.models import Event, PeriodicTask, PolicyRevision, Pool
+from controlplane.models import Event, PeriodicTask, PolicyRevision, Pool, RevisionState
 from controlplane.services.policies.lifecycle import clear_recovered, record_alert_cause
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.kinds.hit_rate_drop import DropEvidence
@@ -36,6 +36,8 @@ EVENT_SUBJECTS = ("replica", "replicas", "policy", "rollout", "config", "group")
 EXPLAIN_EVERY = timedelta(minutes=3)  # repeated while a drop fires, because evidence arrives late
 RETRY_EVERY = timedelta(seconds=15)  # instead, while no cause is known
 RETRY_FOR = timedelta(minutes=10)  # after the alert fired; then EXPLAIN_EVERY
+RECOVERED_AFTER = timedelta(seconds=30)  # without a breach: what is measured is no longer the drop
+REMEDIED_FOR = timedelta(minutes=30)  # after the alert fired; then a replaced revision was not the cause
 BASELINE = timedelta(hours=1)  # before the drop
 MIN_BASELINE = timedelta(minutes=2)
 MAX_AT_ONCE = 5  # alerts in one run: each costs 26 queries; the next run explains the others
@@ -157,14 +159,16 @@ def _related_event(at: datetime, kind: str, summary: str, replica: str | None, d
 def explain_drops(now: datetime) -> int:
     """Find the causes of firing drops that are due; how many. One query for none.
 
-    An error does not stop notifications. A new drop waits for its causes before it is notified (``CAUSES_WAIT``).
+    Known causes are kept while a drop recovers. An error does not stop notifications. A new drop waits for its causes
+    before it is notified (``CAUSES_WAIT``).
     """
     is_due = Q(explained_at=None) | Q(explained_at__lte=now - EXPLAIN_EVERY)
     is_due |= Q(causes=[], fired_at__gt=now - RETRY_FOR, explained_at__lte=now - RETRY_EVERY)
     # At every run while it decides on the first notification; later, a restart may stay the reason for hours.
     is_undecided = Q(suppression__isnull=True) | Q(suppression__reason=SuppressionReason.RESTART)
     is_due |= Q(is_undecided, notification_count=0, fired_at__gt=now - RETRY_FOR)
-    firing = Alert.objects.filter(is_due, state=AlertState.FIRING, rule__kind__in=DROPS)
+    is_drop = Q(causes=[]) | Q(last_breach_at__gte=now - RECOVERED_AFTER)
+    firing = Alert.objects.filter(is_due, is_drop, state=AlertState.FIRING, rule__kind__in=DROPS)
     # New alerts first: those that a restart explains are due at every run.
     ordered = firing.order_by(F("explained_at").asc(nulls_first=True), "pk")
     alerts = list(ordered.select_related("rule", "rule__group", "pool")[:MAX_AT_ONCE])
@@ -177,9 +181,21 @@ def explain_drops(now: datetime) -> int:
             # Stored first, so that the next run explains the other alerts even if this one fails.
             Alert.objects.filter(pk=alert.pk).update(explained_at=now)
             with item(f"alert {alert.pk}"), transaction.atomic():
-                explain(alert, now)
-                explained += 1
+                if not _is_remedied(alert, now):
+                    explain(alert, now)
+                    explained += 1
     return explained
+
+
+def _is_remedied(alert: Alert, now: datetime) -> bool:
+    """Whether the revision that a new alert names is no longer in use: this is the recovery. At most one query."""
+    if not alert.causes or alert.causes[0]["kind"] != CauseKind.REVISION or alert.fired_at is None:
+        return False
+    named = alert.causes[0]["evidence"]
+    in_use = PolicyRevision.objects.filter(
+        policy__name=named["policy"], number=named["revision"], state__in=(RevisionState.CANARY, RevisionState.LIVE)
+    )
+    return alert.fired_at > now - REMEDIED_FOR and not in_use.exists()
 
 
 def explain(alert: Alert, now: datetime) -> None:

@@ -83,10 +83,24 @@ def test_the_mark_goes_once_the_level_recovered_under_the_revision(alert, policy
     assert marks(policy) == {}
 
 
+@pytest.mark.parametrize(("last_breach", "replaced"), [(790, False), (1300, True)])
+def test_causes_and_mark_stay_while_the_drop_recovers(alert, policy, last_breach, replaced):
+    if replaced:  # before the window of the rule is full of better requests
+        revert_policy(policy, 2)
+    Alert.objects.update(last_breach_at=at(last_breach), detail={"onset": at(1100).isoformat()})
+    explain_drops(at(1300))  # nothing is stored of the time since the onset, so this would find no cause
+    named = alert.causes
+    alert.refresh_from_db()
+    assert alert.causes == named
+    assert marks(policy) == {3: ("alert", alert.pk)}
+
+
 def test_the_mark_goes_once_the_alert_names_another_cause(alert, policy):
     alert.rule.pool.replicas.get().delete()
     policy.revisions.filter(number=3).update(fault="alert", fault_alert=alert.pk)
-    Alert.objects.update(started_at=at(-9000), explained_at=at(800), detail={"onset": at(-9000).isoformat()})
+    Alert.objects.update(
+        started_at=at(-9000), last_breach_at=at(1100), explained_at=at(800), detail={"onset": at(-9000).isoformat()}
+    )
     explain_drops(at(1100))
     alert.refresh_from_db()
     assert alert.causes == []
