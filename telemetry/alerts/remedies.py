@@ -50,17 +50,17 @@ def _page(label: str, route: str, hint: str = "", **query: str) -> Action:
     )
 
 
-def _replica(hint: str, *, drain: bool = False) -> Action:
-    """Drain an active replica, take one back that is out by a setting, or open its page. One query."""
+def _replica(hint: str, to: ReplicaState | None = None) -> Action:
+    """Drain an active replica, activate one that is out by a setting, or open the page of one. One query."""
 
     def action(alert: Alert, evidence: Evidence) -> Remedy:
         names = evidence.get("replicas") or [alert.subject]
-        found = list(Replica.objects.filter(pool=alert.pool, name__in=names))
-        for row in sorted(found, key=lambda row: names.index(row.name)):
-            is_active = row.state == ReplicaState.ACTIVE
-            if is_active is drain:
-                verb, state = ("Drain", ReplicaState.DRAINING) if drain else ("Activate", ReplicaState.ACTIVE)
-                return _remedy(f"{verb} {row.name}", "controlplane:replica-state", row.pk, state, hint=hint)
+        found = sorted(Replica.objects.filter(pool=alert.pool, name__in=names), key=lambda row: names.index(row.name))
+        for row in found if to else ():
+            if (row.state == ReplicaState.ACTIVE) is (to == ReplicaState.DRAINING):
+                out = f"It is {row.state}: routers send it no new requests."
+                verb, why = ("Drain", hint) if to == ReplicaState.DRAINING else ("Activate", out)
+                return _remedy(f"{verb} {row.name}", "controlplane:replica-state", row.pk, to, hint=why)
         name = found[0].name if found else ""
         return _remedy(f"Open {name}", "telemetry:replica", name, hint=hint) if name else _FLEET(alert, evidence)
 
@@ -112,7 +112,7 @@ _GROUPS = _page("Open task groups", "controlplane:task-groups")
 _ROUTERS = _page("Open routers", "controlplane:routers", "Check that the process runs, then its log.")
 _SIZE = _page("Capacity of {pool}", "telemetry:capacity", "More cache or replicas: the curve shows the effect of each.")
 _COMPARE = _page("What-if of {pool}", "telemetry:what-ifs", "Compare strategies and settings on recorded traffic.")
-_DRAIN = _replica("Its requests go to other replicas until its engine is restarted.", drain=True)
+_DRAIN = _replica("Its requests go to other replicas until its engine is restarted.", ReplicaState.DRAINING)
 
 REMEDIES: Mapping[str, Action | str] = {  # a text: why there is none
     CauseKind.REVISION: _roll_back,
@@ -122,7 +122,7 @@ REMEDIES: Mapping[str, Action | str] = {  # a text: why there is none
     CauseKind.OVERFLOW: _SIZE,
     CauseKind.REPLICA_RESTARTED: _warm_up,
     CauseKind.REPLICA_ADDED: _warm_up,
-    CauseKind.REPLICA_LOST: _replica(_RESTART),
+    CauseKind.REPLICA_LOST: _replica(_RESTART, ReplicaState.ACTIVE),
     CauseKind.INDEX_STALE: _replica("Check its KV events and whether other clients use the engine."),
     CauseKind.ENGINE_SILENT: _replica("Check how its engine was started: it may hit as before."),
     CauseKind.CACHING_OFF: _DRAIN,

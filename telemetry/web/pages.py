@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -27,7 +28,7 @@ from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import conditional_page, require_GET
 
 from controlplane.access.actor import actor_of
-from controlplane.models import Rollout
+from controlplane.models import Rollout, RolloutState
 from controlplane.models.policy import OPEN_ROLLOUTS
 from controlplane.web.base import Sort, requested_sort, viewable
 from telemetry.alerts.remedies import remedy_of
@@ -41,6 +42,7 @@ from telemetry.services.self_monitoring import TelemetryStatus, telemetry_status
 from telemetry.web.charts import CHARTS, HIT_RATE, OBJECTIVE, TTFT, Chart, View
 from telemetry.web.ranges import PageState
 
+log = logging.getLogger(__name__)
 REPLICA_COLUMNS = (
     "name", "pool", "health", "hit_rate_ratio", "ttft_p50_s", "ttft_p95_s", "running", "waiting", "kv_usage_ratio",
     "requests_per_s", "prompt_tokens_per_s",
@@ -77,25 +79,25 @@ def _firing(request: HttpRequest) -> QuerySet[Alert]:
 
 
 def _canaries(request: HttpRequest) -> QuerySet[Rollout]:
-    return viewable(request, Rollout.objects.filter(state__in=OPEN_ROLLOUTS)).exclude(stages=[])
+    started = Rollout.objects.filter(state__in=OPEN_ROLLOUTS).exclude(state=RolloutState.AWAITING_APPROVAL)
+    return viewable(request, started).exclude(stages=[])
 
 
 def strip_html(request: HttpRequest) -> str:
-    """The status strip: computed once for all who may see the same.
+    """The status strip, or that the status is unknown: it breaks no page.
 
     Besides the status it costs a query if alerts fire, one if a rollout by stages is open, and that of a remedy.
     """
-
-    def compute() -> Content:
+    try:
         status = _status(request)
-        alert = min(_firing(request)[:MAX_FIRING], key=_urgency) if status.firing else None
-        rollouts = _canaries(request).select_related("revision__policy").order_by("pk")[:MAX_CANARIES]
-        context = {"request": request, "status": status, "canaries": rollouts if status.canaries else ()}
-        context |= {"alert": alert, "remedy": alert and remedy_of(alert)}
-        return render_to_string("components/status_strip.html", context).encode(), "text/html", 200
-
-    key = frozenset(actor_of(request).roles.items()), "status strip"
-    return _live_parts.get(key, compute, settings.LIVE_PARTS_FRESH_S)[0].decode()
+        alert = min(_firing(request)[:MAX_FIRING], key=_urgency, default=None) if status.firing else None
+        rollouts = _canaries(request).defer("past_readings").select_related("revision__policy").order_by("pk")
+        context = {"request": request, "status": status, "alert": alert, "remedy": alert and remedy_of(alert)}
+        context["canaries"] = rollouts[:MAX_CANARIES] if status.canaries else ()
+        return render_to_string("components/status_strip.html", context)
+    except Exception:
+        log.exception("the status strip cannot be shown")
+        return render_to_string("components/status_strip.html", {"request": request, "unknown": True})
 
 
 def _urgency(alert: Alert) -> tuple[bool, int, bool]:

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from django.test import Client
 
-from controlplane.models import Role, RoutingPolicy
+from controlplane.models import Replica, Role, Rollout, RoutingPolicy
 from controlplane.services.access.users import set_role
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from controlplane.services.policies.rollout_plans import Plan, make_plan
@@ -16,6 +16,7 @@ from telemetry.alerts.remedies import REMEDIES, remedy_of
 from telemetry.causes.evidence import CauseKind
 from telemetry.models import Alert, RuleKind, ScrapeShard
 from telemetry.services.notifications.channels import create_channel
+from telemetry.services.self_monitoring import telemetry_status
 from tests.alert_history import alerts_of_every_state
 from tests.end_to_end.every_page import ANYWHERE
 from tests.fleet_history import drop_alert
@@ -93,6 +94,9 @@ def test_the_worst_comes_first(visitor, bad_publish, operator, noon):
     assert "Telemetry is late: scraping is 115 s late" in strip
     assert "Rollout of r4, least_load: 5.0 % of prefixes." in strip
     assert '<a href="/alerts/">and 1 more</a>' in strip
+    Rollout.objects.filter(state="pending").update(state="awaiting_approval")
+    assert "Rollout of r4" not in strip_of(visitor.get("/").text)
+    assert re.search(r"awaiting approval: least_load r4", visitor.get("/?pool=chat").text)
 
 
 def test_a_refresh_is_empty_while_nothing_changed_and_has_the_number_of_alerts(visitor, bad_publish):
@@ -102,7 +106,9 @@ def test_a_refresh_is_empty_while_nothing_changed_and_has_the_number_of_alerts(v
     assert (again.status_code, again.content) == (304, b"")
 
 
-def test_an_acknowledgement_returns_to_the_page_and_to_no_other_site(visitor, bad_publish):
+def test_an_acknowledgement_returns_to_the_page_and_to_no_other_site(visitor, bad_publish, settings):
+    settings.LIVE_PARTS_FRESH_S = 60
+    assert "Acknowledge<" in strip_of(visitor.get("/fleet/").text)
     url = f"/alerts/{bad_publish.pk}/acknowledge/"
     for page, back in (("/fleet/?pool=chat", "/fleet/?pool=chat"), ("//evil.example/", f"/alerts/{bad_publish.pk}/")):
         assert visitor.post(url, {"next": page}).headers["Location"] == back
@@ -133,6 +139,9 @@ def test_each_kind_of_cause_and_alert_has_a_remedy_or_a_reason_why_none(visitor,
         assert not remedy.path or visitor.get(remedy.path).status_code == 200, kind
         assert "gpu-2" in remedy.label or kind not in {"caching_off", "replica_lost", "replica_ejected"}
     assert remedy_of(alert, [{"kind": "of a later release"}]).path == ""
+    Replica.objects.update(state="draining")  # what went down while it drained is not activated
+    alert.rule.kind, lost = "replica_down", [{"kind": "replica_lost", "evidence": {"replicas": ["gpu-2"]}}]
+    assert [remedy_of(alert, causes).label for causes in ((), lost)] == ["Open gpu-2", "Activate gpu-2"]
 
 
 def test_the_remedy_of_a_canary_aborts_it_and_that_of_a_former_revision_is_none(calm, operator, noon):
@@ -141,3 +150,15 @@ def test_the_remedy_of_a_canary_aborts_it_and_that_of_a_former_revision_is_none(
     assert remedy_of(alert, [cause_of(canary)]).label == "Abort the canary r3"
     publish(calm, operator, "least_load")
     assert remedy_of(alert, [cause_of(canary)]).hint.startswith("Revision 3 is no longer active")
+
+
+def test_no_failure_of_the_strip_breaks_a_page(visitor, calm, noon, monkeypatch, caplog):
+    drop_alert(calm, noon)
+    with monkeypatch.context() as patched:  # it resolves between the number of alerts and their rows
+        patched.setattr("telemetry.web.pages._firing", lambda _: Alert.objects.none())
+        patched.setattr("telemetry.web.pages._status", lambda _: telemetry_status(Alert.objects.all(), noon))
+        assert "message" not in strip_of(visitor.get("/events/").text)
+    monkeypatch.setattr("telemetry.web.pages.remedy_of", None)
+    for path in ("/events/", "/status/"):
+        assert "Status unknown." in visitor.get(path).text
+    assert "cannot be shown" in caplog.text
