@@ -160,7 +160,8 @@ def headline(alert: Alert) -> str:
     onset = DropEvidence.read(alert.detail).onset or alert.started_at
     group = f" of task group {group_name(alert.rule)}" if alert.rule.group else ""
     what = alert.summary.rstrip(".")
-    if KINDS[alert.rule.kind].is_drop and alert.baseline is not None and alert.value is not None:
+    kind = KINDS.get(alert.rule.kind)
+    if kind and kind.is_drop and alert.baseline is not None and alert.value is not None:
         what = f"Hit rate{group} fell from {percent(alert.baseline)} to {percent(alert.value)} at {onset:%H:%M} UTC"
     return f"{what}: {cause_headline(alert.causes[0])}" if alert.causes else what
 

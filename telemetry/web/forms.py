@@ -292,15 +292,21 @@ class RuleForm(Form):
 
 
 class SilenceForm(Form):
-    """A new silence. ``everywhere`` is whether the user may silence all projects at once."""
+    """A new silence. ``everywhere`` is whether the user may silence all projects at once.
+
+    ``several``: of alerts that are selected already.
+    """
 
     matchers = MatchersField(label="Alerts with", rows=4)
     hours = forms.ChoiceField(label="Duration", choices=SILENCE_HOURS, initial="4")
     project = forms.ModelChoiceField(Project.objects.none(), required=False, empty_label="all projects")
     comment = forms.CharField(max_length=500, label="Reason", help_text="For everyone who sees a silenced alert.")
 
-    def __init__(self, *args: Any, projects: QuerySet[Project], everywhere: bool, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, projects: QuerySet[Project], everywhere: bool, several: bool, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if several:
+            del self.fields["matchers"], self.fields["project"]
+            return
         choice = self.fields["project"]
         choose_from(choice, projects)
         if isinstance(choice, forms.ModelChoiceField) and not everywhere:

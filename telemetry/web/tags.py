@@ -138,7 +138,8 @@ def value_name(alert: Alert) -> str:
 def _value_name(rule: AlertRule, unit: str) -> str:
     if rule.kind == RuleKind.KV_PRESSURE and unit == "count":
         return "Preemptions per minute"
-    return KINDS[rule.kind].figure
+    kind = KINDS.get(rule.kind)  # None: of a later release
+    return kind.figure if kind else "Value"
 
 
 @register.filter
@@ -169,7 +170,7 @@ def newer_evaluation(alert: Alert) -> dict[str, Any] | None:
 def _resolves_at(alert: Alert) -> datetime | None:
     try:
         settings = KINDS[alert.rule.kind].read(alert.rule.settings)
-    except InvalidError:
+    except (InvalidError, KeyError):
         return None
     return alert.last_breach_at + timedelta(seconds=settings.keep_firing_s)
 

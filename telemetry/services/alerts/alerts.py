@@ -68,8 +68,13 @@ class AlertFilter(filters.FilterSet):
 
 @transaction.atomic
 def acknowledge(alert: Alert, *, by: User, note: str = "") -> Alert:
-    """Stop repeated notifications of an alert, and notify its channels of that. ConflictError for a resolved alert."""
+    """Stop repeated notifications of an alert, and notify its channels of that. ConflictError for a resolved alert.
+
+    Once more by the same user, without another note, it changes nothing.
+    """
     alert = _lock_unresolved(alert)
+    if alert.acknowledged_by == by.get_username() and note.strip()[:500] in {"", alert.acknowledged_note}:
+        return alert
     now = timezone.now()
     alert.acknowledged_at, alert.acknowledged_by, alert.acknowledged_note = now, by.get_username(), note.strip()[:500]
     alert.save(update_fields=["acknowledged_at", "acknowledged_by", "acknowledged_note"])

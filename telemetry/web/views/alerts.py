@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib import messages
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
@@ -34,6 +35,7 @@ from telemetry.matchers import Matcher, Value
 from telemetry.models import Alert, AlertRule, AlertState, Notification, RuleKind, Severity, Silence
 from telemetry.services.alerts import silences as service
 from telemetry.services.alerts.alerts import AlertFilter, acknowledge, open_alerts, resolved_alerts, unacknowledge
+from telemetry.services.alerts.alerts import alerts as all_alerts
 from telemetry.services.alerts.previews import preview_period
 from telemetry.services.alerts.rules import rules
 from telemetry.web.breakdown_figures import draw
@@ -110,7 +112,8 @@ def _rule_order(rule: AlertRule) -> tuple[str, int]:
 
 def _condition(rule: AlertRule) -> str:
     """The condition of a rule as text."""
-    kind = KINDS[rule.kind]
+    if (kind := KINDS.get(rule.kind)) is None:
+        return "not evaluated: its kind is of a later release"
     try:
         return kind.condition(kind.read(rule.settings))
     except InvalidError as error:
@@ -126,7 +129,7 @@ def alert_page(request: HttpRequest, alert_id: int) -> HttpResponse:
     listed = list(notifications.select_related("channel").order_by("number")[:PAGE])
     context = {
         "alert": alert,
-        "kind": KINDS[alert.rule.kind],
+        "kind": KINDS.get(alert.rule.kind),
         "history": alert.history.select_related("by"),
         "notifications": listed,
         "overdue": sorted({notification.channel.name for notification in listed if notification.is_overdue}),
@@ -140,8 +143,10 @@ def alert_page(request: HttpRequest, alert_id: int) -> HttpResponse:
 
 
 def _chart(alert: Alert, now: datetime) -> dict[str, Any]:
-    """The rule's value and limit since an hour before the alert; {} if the rule's settings are invalid."""
-    kind, rule = KINDS[alert.rule.kind], alert.rule
+    """The rule's value and limit since an hour before the alert; {} if settings or kind are unknown."""
+    rule, kind = alert.rule, KINDS.get(alert.rule.kind)
+    if kind is None:
+        return {}
     end = min((alert.resolved_at + AFTER_ALERT) if alert.resolved_at else now, now)
     start = max(alert.started_at - BEFORE_ALERT, end - MAX_CHART)
     group = rule.group.name if rule.group else ""
@@ -196,41 +201,47 @@ def _line(silence: Silence) -> dict[str, Any]:
 
 @require_http_methods(["GET", "POST"])
 def silence_new(request: HttpRequest) -> HttpResponse:
-    """Create a silence, with a preview of the alerts that it matches."""
+    """Create a silence, with a preview of what it matches; or one for each of several alerts in the URL."""
+    texts = request.GET.getlist("alert")
+    numbers = {int(text) for text in texts if text.isascii() and text.isdigit() and len(text) < 19}
+    rows = all_alerts().select_related("pool__project").filter(pk__in=numbers if len(numbers) <= PAGE else ())
+    alerts = list(manageable(request, rows))
+    several = alerts if len(numbers) > 1 else []
+    if len(numbers) > 1 and not several:
+        messages.error(request, f"Select 1 to {PAGE} alerts that you may silence. Nothing was silenced.")
+        return redirect("telemetry:alerts")
     form = SilenceForm(
         request.POST or None,
-        initial={"matchers": _matchers_of_alerts(request), "hours": "4"},
+        initial={"matchers": "\n".join(_matchers(alerts[0])) if alerts else "", "hours": "4"},
         projects=manageable(request, Project.objects.all()),
         everywhere=actor_of(request).may(required_role(request), None),
+        several=bool(several),
     )
     matched: list[Alert] | None = None
     if form.is_valid():
         values = form.cleaned_data
         with form.service_errors():
-            if "preview" in request.POST:
+            if "preview" in request.POST and not several:
                 candidates = viewable(request, open_alerts())
                 matched = service.matching_alerts(values["matchers"], project=values["project"], candidates=candidates)
             else:
-                service.create_silence(
-                    matchers=values["matchers"],
-                    project=values["project"],
-                    ends_at=timezone.now() + timedelta(hours=int(values["hours"])),
-                    comment=values["comment"],
-                    by=current_user(request),
-                )
+                each = [(_matchers(alert, exactly=True), alert.pool.project) for alert in several]
+                ends_at, by = timezone.now() + timedelta(hours=int(values["hours"])), current_user(request)
+                with transaction.atomic():
+                    for matchers, project in each or [(values["matchers"], values["project"])]:
+                        service.create_silence(
+                            matchers=matchers, project=project, ends_at=ends_at, comment=values["comment"], by=by
+                        )
                 messages.success(request, "Silence created. Matching alerts still fire, but send no notifications.")
                 return redirect("telemetry:silences")
-    context = {"form": form, "matched": matched}
+    context = {"form": form, "matched": matched, "several": several}
     return render(request, "telemetry/silence_new.html", context, status=422 if form.errors else 200)
 
 
-def _matchers_of_alerts(request: HttpRequest) -> str:
-    """The default matchers of the alerts in the URL: the labels that all have, with each value that occurs."""
-    numbers = [int(text) for text in request.GET.getlist("alert") if text.isascii() and text.isdigit()]
-    labels = [alert.labels for alert in viewable(request, Alert.objects.filter(pk__in=numbers[:PAGE]))]
-    values = {name: sorted({row[name] for row in labels if name in row}) for name in SILENCED_BY}
-    matchers = (Matcher(name, "=", tuple(map(Value, found))) for name, found in values.items() if found)
-    return "\n".join(str(matcher) for matcher in matchers if all(matcher.label in row for row in labels))
+def _matchers(alert: Alert, *, exactly: bool = False) -> list[str]:
+    """Matchers of an alert's labels; exactly: and of no alert with a label that this one lacks."""
+    values = {name: alert.labels.get(name, "") for name in SILENCED_BY}
+    return [str(Matcher(name, "=", (Value(text),))) for name, text in values.items() if text or exactly]
 
 
 @require_POST

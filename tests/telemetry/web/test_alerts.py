@@ -10,10 +10,12 @@ from controlplane.schema_fields import settings_of
 from controlplane.services.fleet.pools import create_pool
 from telemetry.alerts.findings import Finding, Reason, Result, no_data
 from telemetry.alerts.kinds import KINDS
-from telemetry.alerts.message import alert_payload, describe
+from telemetry.alerts.message import alert_labels, alert_payload, describe
 from telemetry.channels.message_text import links
 from telemetry.models import Alert, AlertRule, AlertState, RouterReading, Silence
+from telemetry.services.alerts.alerts import open_alerts
 from telemetry.services.alerts.rules import create_rule, ensure_default_rules
+from telemetry.services.alerts.silences import matching_alerts
 from telemetry.services.notifications.channels import create_channel, update_channel
 from telemetry.web.views import alerts as views
 from tests.alert_history import alerts_of_every_state
@@ -90,6 +92,9 @@ def test_alerts_and_results_that_another_release_stored_are_shown(visitor, fleet
         assert visitor.get(path).status_code == 200
     assert visitor.get(f"/api/v1/alerts/{alert.pk}").json()["detail"] == figures
     assert visitor.get(f"/api/v1/alert-rules/{rule.pk}").json()["verdict"]["figures"] == figures
+    AlertRule.objects.filter(pk=rule.pk).update(kind="of_a_later_release")
+    for path in ("/alerts/", f"/alerts/{alert.pk}/", "/status/"):
+        assert "Status unknown" not in visitor.get(path).text
 
 
 def test_an_open_alert_says_why_its_rule_has_no_current_value(visitor, fleet, noon):
@@ -255,8 +260,10 @@ def test_an_alert_is_acknowledged_and_unacknowledged_without_a_script(visitor, f
 
     page = visitor.post(f"/alerts/{alert.pk}/acknowledge/", {"note": "mine"}, follow=True)
     assert "Acknowledged by olga" in page.text
+    visitor.post(f"/alerts/{alert.pk}/acknowledge/")  # on a page that was open before
     alert.refresh_from_db()
     assert (alert.acknowledged_by, alert.acknowledged_note) == ("olga", "mine")
+    assert alert.history.filter(transition="acknowledged").count() == 1
     visitor.post(f"/alerts/{alert.pk}/unacknowledge/")
     alert.refresh_from_db()
     assert alert.acknowledged_at is None
@@ -268,6 +275,7 @@ def test_a_silence_is_previewed_created_and_expired(visitor, fleet, noon):
     alert = drop_alert(fleet, noon)
     form = visitor.get(f"/alerts/silences/new/?alert={alert.pk}").text
     assert "pool=chat\nrule=Hit rate drop" in form
+    assert visitor.get(f"/alerts/silences/new/?alert={'9' * 5000}").status_code == 200
     filled = {"matchers": "pool=chat\nrule=~Hit.*", "hours": "4", "comment": "work"}
 
     looked = visitor.post("/alerts/silences/new/", {**filled, "preview": "1"}).text
@@ -353,13 +361,26 @@ def test_the_page_of_an_alert_says_who_did_what_when_and_why_with_the_remedy_and
     assert "Vertical line" in text
 
 
-def test_several_alerts_are_silenced_at_once(visitor, fleet, operator, noon):
+def test_each_of_several_alerts_is_silenced_at_once_and_no_other(visitor, fleet, operator, noon):
     ids = alerts_of_every_state(fleet, operator)
     page = visitor.get("/alerts/").text
     assert f'<input type="checkbox" name="alert" value="{ids["firing"]}" form="several">' in page
-    form = visitor.get(f"/alerts/silences/new/?alert={ids['firing']}&alert={ids['taken']}").text
-    matchers = re.search(r"<textarea[^>]*>\s*([^<]*)</textarea>", form)[1].splitlines()
-    assert matchers == ["pool=chat", "rule=Hit rate drop,KV pressure"]
+    Silence.objects.all().delete()
+    rules = [Alert.objects.get(pk=ids[name]).rule for name in ("firing", "taken")]
+    create = partial(Alert.objects.create, pool=fleet, started_at=noon, last_breach_at=noon)
+    subjects = [(rule, f"g{number}") for number in range(30) for rule in rules]
+    made = [create(rule=rule, subject=subject, labels=alert_labels(rule, subject)) for rule, subject in subjects]
+    address = "/alerts/silences/new/?" + "&".join(f"alert={alert.pk}" for alert in made)
+    assert "Select 1 to 50 alerts" in visitor.post(address, {"hours": "4", "comment": "work"}, follow=True).text
+    chosen = [ids["firing"], *(alert.pk for alert in made[:48:3])]  # each replica by one rule; no replica by one
+    address = "/alerts/silences/new/?" + "&".join(f"alert={number}" for number in chosen)
+    assert "for each of 17 alerts" in visitor.get(address).text
+    assert visitor.post(address, {"hours": "4", "comment": "work"}).status_code == 302
+    silenced = [
+        [alert.pk for alert in matching_alerts(silence.matchers, project=silence.project, candidates=open_alerts())]
+        for silence in Silence.objects.all()
+    ]
+    assert sorted(silenced) == sorted([number] for number in chosen)
 
 
 def test_rules_are_grouped_by_pool_and_kind_behind_resolved_alerts(visitor, fleet, operator, noon):
