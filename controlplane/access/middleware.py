@@ -11,7 +11,7 @@ from django.apps import apps
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.models import User
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import BadRequest, PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 
@@ -28,12 +28,17 @@ from controlplane.models import Event, EventKind, Role
 
 
 class AccessMiddleware:
-    """Checks every page request against the rule table. The REST API checks the same table after authentication."""
+    """Checks page requests against the rule table, and rejects NUL, which no database stores, in URLs.
+
+    The REST API checks the same table after authentication.
+    """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
+        if "\0" in request.path or "%00" in request.META.get("QUERY_STRING", ""):
+            raise BadRequest("The address contains a NUL character, %00: remove it.")
         return self.get_response(request)
 
     def process_view(

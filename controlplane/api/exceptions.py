@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Any
 
 from django.contrib.auth.decorators import login_not_required
-from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
+from django.core.exceptions import BadRequest, ObjectDoesNotExist, PermissionDenied
 from django.db import DataError, InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.template import loader
@@ -132,11 +132,12 @@ def problem_response(error: Exception, context: dict[str, Any]) -> Response:
     return Response(body, status=status, headers=_headers(error, status), content_type=CONTENT_TYPE)
 
 
-def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:  # noqa: ARG001 - the signature is Django's
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     """Django's 400 handler, for requests such as one with an unknown Host."""
+    text = str(exception) if isinstance(exception, BadRequest) else "The request is malformed."
     if request.path.startswith("/api/"):
-        return _problem_json(request, 400, "The request is malformed.")
-    return HttpResponse("The request is malformed.\n", status=400, content_type="text/plain")
+        return _problem_json(request, 400, text)
+    return HttpResponse(f"{text}\n", status=400, content_type="text/plain")
 
 
 @csrf_exempt

@@ -37,6 +37,7 @@ MIN_RANGE_S = 60.0
 MAX_TABLE_S = 900.0
 MAX_RANGE_S = 90 * 86_400.0
 MAX_REFRESH_S = 60
+FIRST_YEAR = 1970  # figures of times before the first year cannot be computed
 SHOWN_DEFAULT = "Showing the last 15 minutes."
 OF_POOL = ("pool", "group", "replica", "below", "cursor")  # parameters that another pool leaves without a meaning
 NO_GROUP = "-"  # in URLs: requests without a task group; no group can have this name
@@ -130,6 +131,8 @@ def _time(text: str) -> datetime | None:
     if not text:
         return None
     at = datetime.fromisoformat(text)
+    if at.year < FIRST_YEAR:
+        raise ValueError
     return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
 
 

@@ -18,7 +18,8 @@ from controlplane.services.policies.rollout_transitions import scope_text
 from controlplane.web.base import render_live, requested_sort
 from telemetry.lab.breakdown import LOSS_TEXTS, Breakdown, actionable_losses
 from telemetry.metrics.windows import Window
-from telemetry.services.alerts.alerts import alerts
+from telemetry.models import AlertState
+from telemetry.services.alerts.alerts import alerts, open_alerts
 from telemetry.services.figures.engine import last_day_of, reconcile
 from telemetry.services.figures.groups import (
     active_revisions,
@@ -56,7 +57,7 @@ MAX_ALERTS = 5
 def _open_rollouts(pools: list[Pool]) -> list[dict[str, Any]]:
     """Open rollouts: their requests, the analysis so far, and what is missing for a verdict. One query."""
     rows = Rollout.objects.filter(state__in=OPEN_ROLLOUTS, revision__policy__pool__in=pools)
-    return [_rollout(rollout) for rollout in rows.select_related("revision__policy__pool")]
+    return [_rollout(rollout) for rollout in rows.defer("past_readings").select_related("revision__policy__pool")]
 
 
 def _rollout(rollout: Rollout) -> dict[str, Any]:
@@ -189,6 +190,7 @@ def _group(state: PageState, pool: Pool, group: TaskGroup | None) -> dict[str, A
         **live_context(state),
         "pool": pool,
         "group": group,
+        "own_alerts": open_alerts(pool).filter(state=AlertState.FIRING, rule__group=group) if group else (),
         "rules": group.alert_rules.order_by("name") if group else (),
         "tiles": group_tiles(state.subject, state.range.window),
         "shares": replica_shares(state.subject, state.range.table),
@@ -231,6 +233,7 @@ def _replica(state: PageState, replica: Replica, removal: Event | None) -> dict[
         **live_context(state),
         "replica": replica,
         "removal": removal,
+        "own_alerts": open_alerts(replica.pool).filter(state=AlertState.FIRING, subject=replica.name),
         "past_alerts": alerts(replica.pool).filter(subject=replica.name)[:MAX_ALERTS] if removal else (),
         "row": with_ttft(replica_rows([replica], state.range.window), [replica], state.range.window)[0],
         "usage": usage_reports(replica.pool.name, replica.name, last_day_of(state.range.table)),

@@ -146,8 +146,10 @@ def test_an_invalid_cursor_is_ignored(visitor, mark):
     assert visitor.get(f"/events/?cursor={mark}").status_code == 200
 
 
-def test_a_filter_value_that_the_database_cannot_store_is_rejected(visitor):
-    assert 'role="alert"' in visitor.get("/events/?pool=a%00b").text
+@pytest.mark.parametrize("path", ["/events/?pool=a%00b", "/what-if/?pool=%00", "/?replica=%00", "/replicas/a%00/"])
+def test_an_address_that_the_database_cannot_store_is_rejected(visitor, path):
+    answer = visitor.get(path)
+    assert (answer.status_code, "NUL" in answer.text) == (400, True)
 
 
 def test_a_page_of_events_is_read_from_an_index(operator):

@@ -12,7 +12,7 @@ from controlplane.models import Project, Replica, RoleAssignment, RoutingPolicy
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica, remove_replica
 from controlplane.services.fleet.task_groups import create_task_group, update_task_group
-from telemetry.models import Alert, Reading, RouterReading, ScrapeState
+from telemetry.models import Alert, AlertRule, Reading, RouterReading, ScrapeState
 from telemetry.services.alerts.rules import create_rule
 from telemetry.web import figures
 from telemetry.web.charts import CHARTS
@@ -160,6 +160,16 @@ def test_a_replica_shows_its_engine_its_ranks_and_how_reading_goes(visitor, flee
     assert "27,648 blocks" in text
     assert "12 ms" in text
     assert re.search(r'<th scope="row">0</th><td>llama-3.3-70b</td>', text)
+
+
+def test_a_replica_and_a_group_list_the_alerts_that_fire_about_them(visitor, fleet, noon):
+    alert = drop_alert(fleet, noon)
+    for path, group, subject in (("/pools/chat/groups/coding/", "coding", ""), ("/replicas/gpu-1/", None, "gpu-1")):
+        assert "Firing here" not in visitor.get(path).text
+        AlertRule.objects.filter(pk=alert.rule_id).update(group=fleet.groups.filter(name=group).first())
+        Alert.objects.update(subject=subject)
+        listed = visitor.get(path).text.split("Firing here")[1].split("</div>")[0]
+        assert f'<a href="/alerts/{alert.pk}/">Hit rate' in listed
 
 
 def test_a_removed_replica_keeps_its_page_with_its_figures_and_alerts(visitor, fleet, operator, noon):
