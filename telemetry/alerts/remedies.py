@@ -95,6 +95,20 @@ def _roll_back(alert: Alert, evidence: Evidence) -> Remedy:
     return _remedy(f"Roll back to r{back}, {strategy}", "controlplane:policy-revert", policy, back, query=reason)
 
 
+def _canary(alert: Alert, _: Evidence) -> Remedy:
+    """Abort the canary that began before the drop. One query."""
+    rollouts = Rollout.objects.filter(
+        revision__policy__pool=alert.pool, revision__state=RevisionState.CANARY, state__in=OPEN_ROLLOUTS
+    )
+    began = (
+        rollouts.filter(started_at__lt=alert.started_at).order_by("-pk").values_list("pk", "revision__number").first()
+    )
+    if began is None:
+        return Remedy(hint="No cause was found yet.")
+    hint = "No cause was found yet; this canary began before the drop."
+    return _remedy(f"Abort the canary r{began[1]}", "controlplane:rollout-abort", began[0], hint=hint)
+
+
 def _task_group(alert: Alert, evidence: Evidence) -> Remedy:
     if alert.rule.group is None:
         return _GROUPS(alert, evidence)
@@ -126,7 +140,7 @@ REMEDIES: Mapping[str, Action | str] = {  # a text: why there is none
     CauseKind.INDEX_STALE: _replica("Check its KV events and whether other clients use the engine."),
     CauseKind.ENGINE_SILENT: _replica("Check how its engine was started: it may hit as before."),
     CauseKind.CACHING_OFF: _DRAIN,
-    RuleKind.HIT_RATE_DROP: "No cause was found yet, so no action is known to help.",
+    RuleKind.HIT_RATE_DROP: _canary,
     RuleKind.HIT_RATE_FLOOR: _COMPARE,
     RuleKind.PREDICTION_GAP: _page("Open replicas of {pool}", "controlplane:fleet", "Check their KV events."),
     RuleKind.TTFT_OBJECTIVE: _SIZE,

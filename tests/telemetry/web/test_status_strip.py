@@ -148,6 +148,10 @@ def test_the_remedy_of_a_canary_aborts_it_and_that_of_a_former_revision_is_none(
     alert = drop_alert(calm, noon)
     canary = publish(calm, operator, "random", plan=Plan.BY_SHARE)
     assert remedy_of(alert, [cause_of(canary)]).label == "Abort the canary r3"
+    Rollout.objects.update(started_at=alert.started_at + timedelta(seconds=1))
+    assert not remedy_of(alert, []).label
+    Rollout.objects.update(started_at=alert.started_at - timedelta(seconds=1))
+    assert remedy_of(alert, []).label == "Abort the canary r3"  # though no cause is known yet
     publish(calm, operator, "least_load")
     assert remedy_of(alert, [cause_of(canary)]).hint.startswith("Revision 3 is no longer active")
 
