@@ -40,7 +40,7 @@ def blocks_of(message: Message, site: str) -> dict[str, Any]:
     else:
         blocks += [_section(_alert_line(alert, site)) for alert in message.alerts]
     if pages := links(message.data, site):
-        blocks.append(_section("  ".join(f"<{url}|{escape(label)}>" for label, url in pages)))
+        blocks.append(_section("  ".join(link_to(url, escape(label)) for label, url in pages)))
     return {"text": escape(head), "blocks": blocks}
 
 
@@ -61,7 +61,12 @@ def _alert_line(alert: Mapping[str, Any], site: str) -> str:
     pages = links(alert, site)
     first = next(iter(alert.get("causes") or []), None)
     cause = f"\n*Cause* {escape(one_line(cause_line(first)))}" if first else ""
-    return f"• <{pages[0][1]}|{summary}>{cause}" if pages else f"• {summary}{cause}"
+    return f"• {link_to(pages[0][1], summary) if pages else summary}{cause}"
+
+
+def link_to(url: str, text: str) -> str:
+    """A link to a URL, of which characters that end it in the markup are percent-encoded."""
+    return f"<{url.replace('<', '%3C').replace('>', '%3E').replace('|', '%7C')}|{text}>"
 
 
 def _section(text: str) -> Block:

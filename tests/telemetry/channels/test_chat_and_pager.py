@@ -7,7 +7,7 @@ import pytest
 from telemetry.channels import pagerduty as pagerduty_module
 from telemetry.channels.base import ConfigError, DeliveryError
 from telemetry.channels.pagerduty import PAGERDUTY
-from telemetry.channels.slack import SLACK, escape
+from telemetry.channels.slack import SLACK, escape, link_to
 from tests.fakes.fake_webhook_receiver import Reply
 from tests.telemetry.channels.messages import HOSTILE, NOTICE, ROLLED_BACK, ROLLOUT, TEST, message, several
 
@@ -73,6 +73,7 @@ def header(body):
 def test_plain_text_is_unchanged():
     assert escape("a & b < c > d @e") == "a &amp; b &lt; c &gt; d @\u200be"
     assert escape("90 % of pool *chat*") == "90 % of pool *chat*"
+    assert link_to("https://wiki.example/a|b>?c=d&e", "Runbook") == "<https://wiki.example/a%7Cb%3E?c=d&e|Runbook>"
 
 
 def test_an_incident_follows_its_alert_under_one_key(receiver):
