@@ -140,8 +140,11 @@ def draft_target(what_if: WhatIf, number: int) -> tuple[str | None, dict[str, An
     return (group, settings) if settings and not others else None
 
 
-def make_draft(what_if: WhatIf, number: int, *, by: User) -> PolicyRevision:
-    """Make the settings of a candidate the draft of its policy; InvalidError if it is no policy's."""
+def make_draft(what_if: WhatIf, number: int, *, seen: str, by: User) -> PolicyRevision:
+    """Make the settings of a candidate the draft of its policy; InvalidError if it is no policy's.
+
+    Another draft than that of the digest ``seen`` is not replaced: ConflictError.
+    """
     target = draft_target(what_if, number)
     if target is None:
         raise InvalidError("$.candidate", "expected a candidate with the settings of one policy")
@@ -149,6 +152,10 @@ def make_draft(what_if: WhatIf, number: int, *, by: User) -> PolicyRevision:
     policy = RoutingPolicy.objects.select_related("pool").filter(pool=what_if.pool, group__name=group).first()
     if policy is None:
         raise GoneError("policy")
+    if (draft := policy.draft()) is not None and draft.digest != seen:
+        raise ConflictError(
+            f"The draft of policy {policy.name} was changed after you loaded this page: look at it first."
+        )
     reason = what_if.replays[number + 1]["summary"] if what_if.replays else ""
     return save_draft(policy, settings, by=by, reason=f"What-if {what_if.pk}: {reason}"[:500] if reason else "")
 

@@ -219,7 +219,8 @@ def what_if_make_draft(request: HttpRequest, what_if_id: int, number: int) -> Ht
     """Make a candidate the draft of its policy, and show it there."""
     page, key = "telemetry:what-if", what_if_id
     with errors_as_messages(request):
-        draft = make_draft(get_object_or_404(WhatIf, pk=what_if_id), number, by=current_user(request))
+        what_if, seen = get_object_or_404(WhatIf, pk=what_if_id), request.POST.get("draft", "")
+        draft = make_draft(what_if, number, seen=seen, by=current_user(request))
         messages.success(request, f"Draft {draft.number} has the settings of the candidate. No router uses it yet.")
         page, key = "controlplane:policy", draft.policy_id
     return redirect(page, key)

@@ -228,7 +228,13 @@ def test_a_candidate_becomes_the_draft_of_its_policy(browser, replicas):
     page = browser.get(f"/what-if/{what_if.pk}/").content.decode()
     assert f"replaces draft {earlier.number}" in page
     (action,) = re.findall(r'action="([^"]+/drafts/0/)"', page)
-    response = browser.post(action)
+    seen = re.search(r'name="draft" value="(\w+)"', page)[1]
+    save_draft(policy, {"strategy": "round_robin"})
+    assert (
+        "was changed after you loaded this page" in browser.post(action, {"draft": seen}, follow=True).content.decode()
+    )
+    assert policy.draft().settings["strategy"] == "round_robin"
+    response = browser.post(action, {"draft": policy.draft().digest})
     assert response["Location"] == f"/policies/{policy.pk}/"
     draft = policy.draft()
     assert draft.settings["strategy"] == "tiered"
