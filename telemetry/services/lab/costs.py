@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import Max, Min
+from django.utils import timezone
 
 from controlplane.models import Pool, Replica, ReplicaRole, ReplicaState, TaskGroup
 from telemetry.lab.breakdown import BIN, MIN_REQUESTS, Breakdown, bin_start
@@ -83,8 +84,8 @@ def savings_in(pool: Pool, window: Window, rate: PrefillRate) -> PoolSavings | N
     )
     if breakdown is None or span["first"] is None:
         return None
-    start = max(span["first"], window.start, pool.created_at)
-    end = max(min(span["last"] + BIN, window.end), start + timedelta(seconds=1))
+    start = max(span["first"], pool.created_at)  # of whole bins, but for one that is being filled
+    end = max(min(span["last"] + BIN, max(window.end, timezone.now())), start + timedelta(seconds=1))
     measured = Window(start, end, (end - start).total_seconds())
     covered_s = sum(step.covered_s for step in coverage(measured, whole=True))
     measured_s = min(measured.step_s, covered_s) or measured.step_s  # without outages

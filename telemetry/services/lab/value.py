@@ -380,6 +380,8 @@ def _sentence(period: Period, by: By, currency: str) -> str:
     if value.saved.tokens is None:
         return f"{when}, what prefix caches saved is unknown: no response reports its cached tokens."
     share = f"{100 * (value.saved_ratio or 0.0):.0f} % of prefill"
+    if period.missing and value.saved.hours is not None:
+        share = f"without pool {', '.join(period.missing)}, and {share} of all pools"
     text = f"{when}, prefix caches saved {amount_text(value.saved, currency)}, {share}"
     if value.placement.tokens is None:
         return f"{text}. What better placement could have saved is unknown."

@@ -7,6 +7,7 @@ from math import exp
 from random import Random
 
 import pytest
+import time_machine
 
 from controlplane.errors import ConflictError
 from controlplane.models import Pool
@@ -124,6 +125,14 @@ def test_savings_per_day_rest_on_the_time_without_an_outage_and_since_the_pool_e
     found = savings_in(pool, DAY, prefill_rate_of(pool))
 
     assert (found.start, found.measured_s) == (T0 - timedelta(minutes=64), 24 * 60)
+
+
+def test_a_range_within_a_bin_is_measured_by_the_time_of_the_whole_bin(pool):
+    bins(pool)
+    window = Window(T0 - timedelta(minutes=28), T0 - timedelta(minutes=27), 60)
+    with time_machine.travel(T0, tick=False):
+        found = savings_in(pool, window, prefill_rate_of(pool))
+    assert (found.start, found.measured_s) == (T0 - timedelta(minutes=30), 300)
 
 
 def test_without_reported_tokens_savings_are_unknown(pool):

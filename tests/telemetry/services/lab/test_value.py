@@ -123,6 +123,7 @@ def test_a_pool_of_unknown_rate_is_named_and_not_counted(priced, django_assert_m
     assert report.chosen.value.saved.gpu_hours == pytest.approx(240 / 3600)
     assert report.chosen.value.saved.tokens == pytest.approx(140_000)
     assert any("do not include batch" in note for note in report.notes)
+    assert "saved 4.0 GPU-minutes (0.24 USD), without pool batch, and 35 % of prefill of all pools" in report.sentence
     Pool.objects.update(created_at=T0 - 9 * DAY)
     for number, pool in enumerate((priced, other, other)):
         add_replica(pool, name=f"r{number}", url=f"http://10.0.0.{number}:8000")
