@@ -32,18 +32,9 @@ def served(at, cached: int, *, requests: int = 200, replicas: tuple[str, ...] = 
     router_scraped(router, at)
     for number, replica in enumerate(replicas):
         share = requests // 2 if number == 0 else requests // 2 // (len(replicas) - 1)
-        route_reading(
-            router,
-            at,
-            group="agents",
-            replica=replica,
-            requests=share,
-            ok_requests=share,
-            usage_reported=share,
-            prompt_tokens=share * 1000,
-            cached_tokens=share * cached,
-            ttft=None,
-        )
+        counts = dict.fromkeys(("requests", "ok_requests", "usage_reported"), share)
+        counts |= {"prompt_tokens": share * 1000, "cached_tokens": share * cached}
+        route_reading(router, at, group="agents", replica=replica, ttft=None, **counts)
     route_reading(router, at, group="agents", ttft={ttft: requests})
 
 

@@ -200,17 +200,11 @@ def test_a_disabled_channel_gets_the_summary_when_it_is_enabled_again(subscribed
     assert Notification.objects.count() == 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "topic", "reason"),
-    [
-        ("webhook", "alerts", "'alerts' is no topic"),
-        ("pagerduty", "weekly_summary", "would treat any other message as an incident"),
-        ("alertmanager", "weekly_summary", "would treat any other message as an incident"),
-    ],
-)
-def test_a_topic_that_a_channel_cannot_have_is_refused(db, kind, topic, reason):
-    with pytest.raises(InvalidError, match=reason):
-        create_channel("c", kind=kind, config=config(kind, "example.org", 443), topics=[topic])
+@pytest.mark.parametrize("kind", ["pagerduty", "alertmanager"])
+def test_a_topic_that_a_channel_cannot_have_is_refused(db, kind):
+    for topic, reason in (("alerts", "is no topic"), ("weekly_summary", "treat any other message as an incident")):
+        with pytest.raises(InvalidError, match=reason):
+            create_channel("c", kind=kind, config=config(kind, "example.org", 443), topics=[topic])
 
 
 def test_mail_and_chat_show_the_facts_of_a_summary(subscribed):
