@@ -191,14 +191,14 @@ def response_cache_figures(
         if rate.tokens_per_s is None:
             notes.append(f"{pool.name}: {rate.source}")
     currency = currencies.pop() if len(currencies) == 1 else None
-    money = _all_known(part.money for part in parts) if currency else None
+    money = all_known(part.money for part in parts) if currency else None
     hits, misses, bypassed = (total(rows, name) or 0 for name in CACHE_COUNTS[:3])
     prompt, generated = ((total(rows, name) if rows else 0) for name in CACHE_COUNTS[3:])
-    prefill = Prefill(prompt, _all_known(part.replica_seconds for part in parts), money)
+    prefill = Prefill(prompt, all_known(part.replica_seconds for part in parts), money)
     return ResponseCacheFigures(hits, misses, bypassed, prompt, generated, prefill, currency, tuple(notes))
 
 
-def _all_known(values: Iterable[float | None]) -> float | None:
+def all_known(values: Iterable[float | None]) -> float | None:
     """The sum; None if a value is unknown, or without any."""
     known = list(values)
     return None if not known or None in known else sum(value or 0.0 for value in known)

@@ -23,7 +23,7 @@ from telemetry.lab.costs import PrefillRate, Price, prefill_of
 from telemetry.metrics.rates import ratio, sum_known
 from telemetry.metrics.windows import Window
 from telemetry.models import BreakdownBin, Channel, NotificationKind, Topic
-from telemetry.services.lab.costs import ALL_TRAFFIC, prefill_rates_of
+from telemetry.services.lab.costs import ALL_TRAFFIC, all_known, prefill_rates_of
 from telemetry.services.notifications.channels import notify_topic
 from telemetry.storage.dimension_sums import coverage, route_sums
 
@@ -124,11 +124,9 @@ class ValueReport:
         """The saved hours of the chosen period at the ends of the prefill rates' ranges."""
         if self.chosen is None or self.chosen.value.saved.hours is None:
             return None
+        figure = "replica_hours" if self.chosen.value.saved.gpu_hours is None else "gpu_hours"
         known = [
-            (
-                getattr(value.saved, "gpu_hours" if self.chosen.value.saved.gpu_hours is not None else "replica_hours"),
-                rate,
-            )
+            (getattr(value.saved, figure), rate)
             for name, value in self.chosen.pools.items()
             if value.saved.replica_hours is not None and (rate := self.rates[name]).tokens_per_s
         ]
@@ -349,19 +347,14 @@ def _add(amounts: Sequence[Amount], currency: str) -> Amount:
     return Amount(
         _known(amount.tokens for amount in amounts),
         _known(amount.replica_hours for amount in timed),
-        _if_all(amount.gpu_hours for amount in timed),
-        _if_all(amount.money for amount in timed) if currency else None,
+        all_known(amount.gpu_hours for amount in timed),
+        all_known(amount.money for amount in timed) if currency else None,
     )
 
 
 def _known(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
-
-
-def _if_all(values: Iterable[float | None]) -> float | None:
-    listed = list(values)
-    return None if not listed or None in listed else sum(value or 0.0 for value in listed)
 
 
 # --- words ------------------------------------------------------------------------------------------------
