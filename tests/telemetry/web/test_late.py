@@ -9,19 +9,15 @@ import pytest
 from controlplane.models import ItemFailure, PeriodicTask
 from telemetry.models import AlertRule, EvaluationState, ScrapeShard, ScrapeState
 from telemetry.services.alerts.rules import ensure_default_rules
-from tests.end_to_end.every_page import ANYWHERE
 
 
 @pytest.mark.parametrize(("late_s", "words"), [(16, ""), (21, "scraping is 16 s late")])
-def test_every_page_says_when_scraping_is_late(visitor, noon, settings, late_s, words):
+def test_a_page_says_when_scraping_is_late(visitor, noon, settings, late_s, words):
     settings.SCRAPE_INTERVAL_S = 5
     ScrapeShard.objects.create(number=0, due_at=noon - timedelta(seconds=late_s), lag_s=0.01)
 
-    for path in ANYWHERE if words else ["/fleet/"]:
-        answer = visitor.get(path)
-        expected = bool(words and answer.status_code in {200, 403, 404})
-        assert ("Telemetry is late:" in answer.text) == expected, path
-    assert words in visitor.get("/fleet/").text
+    text = visitor.get("/fleet/").text
+    assert ("Telemetry is late:" in text, words in text) == (bool(words), True)
 
 
 def test_the_notice_lists_each_late_task_and_what_is_not_affected(visitor, noon, fleet):
