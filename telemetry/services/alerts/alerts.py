@@ -50,21 +50,6 @@ class AlertFilter(filters.FilterSet):
     after = InstantFilter(field_name="started_at", lookup_expr="gte")
     before = InstantFilter(field_name="started_at", lookup_expr="lt")
 
-    class Meta:
-        model = Alert
-        fields = (
-            "pool",
-            "rule",
-            "kind",
-            "severity",
-            "subject",
-            "state",
-            "acknowledged",
-            "suppressed",
-            "after",
-            "before",
-        )
-
 
 @transaction.atomic
 def acknowledge(alert: Alert, *, by: User, note: str = "") -> Alert:
