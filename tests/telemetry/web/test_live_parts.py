@@ -237,7 +237,7 @@ def test_ttft_sorts_the_whole_fleet_and_is_queried_for_the_rows_of_a_page(visito
 
 def test_the_live_part_of_a_large_fleet_is_small(visitor, many, django_assert_num_queries):
     visitor.get("/live/")
-    with django_assert_num_queries(55):
+    with django_assert_num_queries(54):
         text = visitor.get("/live/").text
 
     rows = text[text.index('id="replicas"') : text.index('id="groups"')]

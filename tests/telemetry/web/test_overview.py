@@ -202,7 +202,7 @@ def test_a_replica_that_is_down_shows_why(visitor, fleet):
 def test_the_page_costs_the_same_whatever_the_fleets_size(visitor, noon, django_assert_num_queries):
     warm_fleet(noon, seconds=60, replicas=12)
 
-    with django_assert_num_queries(62):
+    with django_assert_num_queries(61):
         visitor.get("/")
 
 
