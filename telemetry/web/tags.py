@@ -47,14 +47,14 @@ register.filter("in_unit", figure_text)
 
 _RESULTS = {"ok": ("OK", "good"), "breach": ("firing", "bad"), "no_data": ("no data", "warn")}
 _NO_DATA_REASONS = {
-    "no_readings": "no successful scrape recently",
-    "not_reported": "the engines do not report this metric",
+    "no_readings": "nothing was measured in its window: no scrape, or no request yet",
+    "not_reported": "no engine or router reports this figure",
     "scrapes_fail": "scrapes fail, but not for long enough to alert",
     "serving": "metrics cannot be read, but routers report it up",
     "little_traffic": "not enough traffic",
     "little_history": "not enough history for a baseline",
     "starting": "replicas are starting and have not been scraped yet",
-    "no_replicas": "nothing to evaluate",
+    "no_replicas": "nothing to evaluate, or too few to compare",
     "no_cache": "no response cache is in use",
     "failed": "the evaluation failed; see the worker's log",
 }

@@ -162,7 +162,7 @@ def _evaluate_peers(_: RoutersApartSettings, view: HistoryView, __: str) -> Find
         return {POOL: no_data(Reason.NOT_STORED)}
     others = len(control.peers) - 1
     if others < 1:
-        return {POOL: no_data(Reason.NOT_REPORTED)}
+        return {POOL: no_data(Reason.NO_REPLICAS)}
     apart = [name for name, peers in control.peers.items() if (peers or 0) < others]
     cut_off = [name for name in apart if control.peers[name] is None]
     fewest = min(peers or 0 for peers in control.peers.values())

@@ -211,14 +211,17 @@ def report_page(request: HttpRequest) -> HttpResponse:
             report = report_of(pool, windows, viewable(request, Event.objects.select_related("actor")))
     except InvalidError as invalid:
         error = "; ".join(fault.reason for fault in invalid.faults)
+    is_asked, rollouts = bool({"at", "span", "rollout"} & request.GET.keys()), Rollout.objects.order_by("-started_at")
+    changes = viewable(request, rollouts.filter(revision__policy__pool=pool).select_related("revision__policy"))
     context: dict[str, Any] = {
+        "changes": None if rollout else changes[:20],
         "pools": pools,
         "pool": pool,
         "rollout": rollout,
         "at": request.GET.get("at", ""),
         "span": request.GET.get("span", DEFAULT),
         "spans": SPANS,
-        "error": error,
+        "error": error if is_asked else "",
         "report": report,
         "now": timezone.now(),
         "rows": comparison_rows(report.pool, FIGURES, has_verdict=not report.no_verdict) if report else [],

@@ -257,8 +257,8 @@ def test_rollout_stuck_compares_the_time_that_routers_are_behind(control, expect
         ({"a": 2, "b": 3, "c": 2}, (OK, Reason.WITHIN), []),  # a picker, or a process that is being replaced
         ({"a": 1, "b": 1, "c": None}, (BREACH, Reason.BELOW), ["a", "b", "c"]),
         ({"a": 0, "b": 0}, (BREACH, Reason.BELOW), ["a", "b"]),
-        ({"a": None}, (NO_DATA, Reason.NOT_REPORTED), None),
-        ({}, (NO_DATA, Reason.NOT_REPORTED), None),
+        ({"a": None}, (NO_DATA, Reason.NO_REPLICAS), None),
+        ({}, (NO_DATA, Reason.NO_REPLICAS), None),
     ],
 )
 def test_routers_apart_compares_the_peers_of_each_router_with_the_others(peers, expected, apart):

@@ -181,7 +181,7 @@ def test_a_difference_that_is_shown_as_zero_is_neither_better_nor_worse():
 def test_an_invalid_report_says_what_is_expected(visitor, pool, query):
     answer = visitor.get(f"/report/?pool=chat&{query}")
     assert answer.status_code == 422
-    assert "expected a" in answer.text
+    assert "Expected a" in answer.text
 
 
 def test_a_rollout_links_to_its_report(visitor, noon, pool):
@@ -191,6 +191,13 @@ def test_a_rollout_links_to_its_report(visitor, noon, pool):
     assert f"/report/?rollout={rollout.pk}" in visitor.get(f"/rollouts/{rollout.pk}/").text
     assert "Rollout of revision 2" in visitor.get(f"/report/?rollout={rollout.pk}").text
     assert visitor.get("/report/?rollout=999").status_code == 404
+
+
+def test_without_a_time_the_latest_changes_are_offered_instead_of_an_error(visitor, pool):
+    rollout = publish_revision(save_draft(pool.policies.get(group=None), {"strategy": "random"}).pk)
+    page = visitor.get("/report/").text
+    assert "xpected a time" not in page
+    assert f'<a href="?rollout={rollout.pk}">chat r2</a>' in page
 
 
 def test_the_value_page_says_what_caches_saved_and_asks_for_a_price(visitor, noon, traffic):  # noqa: F811
