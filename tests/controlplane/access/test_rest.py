@@ -13,22 +13,9 @@ from tests.rest_client import CarefulClient
 ROOT = "/api/v1/"
 ANY = {"If-Match": "*"}
 LISTS = (
-    "pools",
-    "replicas",
-    "replica-sources",
-    "client-keys",
-    "discovered-replicas",
-    "task-groups",
-    "policies",
-    "revisions",
-    "rollouts",
-    "alert-rules",
-    "alerts",
-    "silences",
-    "deliveries",
-    "what-ifs",
-    "predictions",
-)
+    "pools", "replicas", "replica-sources", "client-keys", "discovered-replicas", "task-groups", "policies",
+    "revisions", "rollouts", "alert-rules", "alerts", "silences", "deliveries", "what-ifs", "predictions",
+)  # fmt: skip
 
 
 def objects(project):
