@@ -185,35 +185,11 @@ class AlertSerializer(serializers.ModelSerializer[Alert]):
     class Meta:
         model = Alert
         fields = (
-            "id",
-            "rule",
-            "kind",
-            "pool",
-            "subject",
-            "severity",
-            "labels",
-            "state",
-            "started_at",
-            "fired_at",
-            "resolved_at",
-            "last_breach_at",
-            "value",
-            "limit",
-            "baseline",
-            "unit",
-            "value_ratio",
-            "baseline_ratio",
-            "reachable_ratio",
-            "summary",
-            "detail",
-            "causes",
-            "acknowledged_at",
-            "acknowledged_by",
-            "acknowledged_note",
-            "suppression",
-            "notified_at",
-            "notification_count",
-        )
+            "id", "rule", "kind", "pool", "subject", "severity", "labels", "state", "started_at", "fired_at",
+            "resolved_at", "last_breach_at", "value", "limit", "baseline", "unit", "value_ratio", "baseline_ratio",
+            "reachable_ratio", "summary", "detail", "causes", "acknowledged_at", "acknowledged_by",
+            "acknowledged_note", "suppression", "notified_at", "notification_count",
+        )  # fmt: skip
 
 
 class AlertWithHistory(AlertSerializer):

@@ -27,24 +27,9 @@ class MetricsServerSerializer(VersionedSerializer[MetricsServer]):
     class Meta:
         model = MetricsServer
         fields = (
-            "id",
-            "name",
-            "url",
-            "has_credentials",
-            "tenant",
-            "series_label",
-            "replica_label",
-            "matchers",
-            "lookback_s",
-            "delay_s",
-            "enabled",
-            "pools",
-            "created_at",
-            "asked_at",
-            "error",
-            "found",
-            "missing",
-        )
+            "id", "name", "url", "has_credentials", "tenant", "series_label", "replica_label", "matchers",
+            "lookback_s", "delay_s", "enabled", "pools", "created_at", "asked_at", "error", "found", "missing",
+        )  # fmt: skip
 
     def get_pools(self, server: MetricsServer) -> list[str]:
         """Names of the pools whose metrics are read from this server."""
