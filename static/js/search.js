@@ -55,7 +55,9 @@ export function startSearch() {
       const themes = text ? THEMES.filter(([, name]) => `change ${name}`.toLowerCase().includes(text.toLowerCase().trim())) : [];
       found.push(...themes.map(([theme, name]) => ({ kind: "Theme", name, note: "", href: `#theme-${theme}`, key: "" })));
       list.replaceChildren(...found.flatMap((row, at) => (row.kind === found[at - 1]?.kind ? [entry(row)] : [heading(row.kind), entry(row)])));
-      help.textContent = `${found.length || "No"} result${found.length === 1 ? "" : "s"}. Arrow keys select, Enter opens, Esc closes.`;
+      help.textContent = found.length
+        ? `${found.length} result${found.length === 1 ? "" : "s"}. Arrow keys select, Enter opens, Esc closes.`
+        : "No results. Part of a name is enough: gpu finds gpu-1. A kind before it narrows: revision 5, drain gpu-1.";
     } catch {
       help.textContent = "Search is unavailable.";
     }

@@ -101,7 +101,7 @@ class _Source:
     note: str = ""
     args: tuple[str, ...] = ("{0.pk}",)
     query: str = ""
-    number: str = ""  # the field of a number: 5, #5 and r5 name its rows
+    number: str = ""  # the field of a number: 5 and #5 name its rows, r5 a revision
     needs: str = ""  # the route whose role is needed, if it is another
     only_asked: bool = False  # found by its words or a number, not by a name alone
 
@@ -131,6 +131,8 @@ _SOURCES = (
         "Activate replica {0.name}", "{0.state}", ("{0.pk}", "active"), only_asked=True),
     _Source("Actions", "add new", _POOLS, _NAME, "controlplane:replica-new", "Add replica to pool {0.name}",
         only_asked=True),
+    _Source("Actions", "set price costs", _POOLS, _NAME, "controlplane:pool",
+        "Set the price of a GPU-hour in pool {0.name}", only_asked=True),
     _Source("Pools", "pools", _POOLS, _NAME, "telemetry:overview", "{0.name}", "{0.description}", (), "pool={0.name}"),
     _Source("Replicas", "replicas", _REPLICAS, _NAME, "telemetry:replica", "{0.name}", "{0.url}",
         ("{0.name}",)),
@@ -155,12 +157,12 @@ _SOURCES = (
         "{0.username}", "user"),
     _Source("Settings", "routers", Router.objects.order_by("name"), _NAME, "controlplane:router", "{0.name}", "router"),
 )  # fmt: skip
-_NUMBER = re.compile(r"[#r]?([0-9]{1,9})")
+_NUMBER, _REVISION = re.compile(r"#?([0-9]{1,9})"), re.compile(r"[#r]?([0-9]{1,9})")
 _FILLERS = frozenset({"back", "policy", "replica", "pool", "to"})  # said in an action before a name
 
 
 def search(actor: Actor, text: str) -> list[SearchResult]:
-    """Actions that the actor may do, and strategies and rows that they may see, which match. At most 19 queries."""
+    """Actions that the actor may do, and strategies and rows that they may see, which match. At most 20 queries."""
     words = text.lower().replace("\0", " ")[:MAX_QUERY_CHARS].split()
     if not words:
         return []
@@ -186,7 +188,8 @@ def _rows(actor: Actor, source: _Source, words: Sequence[str]) -> Iterator[Searc
     others = [word for word in words if not (len(word) > 2 and is_match([word], source.words))]
     if source.only_asked and source.kind == "Actions":
         others = [word for word in others if word not in _FILLERS]
-    numbers = {word: int(match[1]) for word in others if source.number and (match := _NUMBER.fullmatch(word))}
+    pattern = _REVISION if source.kind == "Revisions" else _NUMBER
+    numbers = {word: int(match[1]) for word in others if source.number and (match := pattern.fullmatch(word))}
     if source.only_asked and len(others) == len(words) and not numbers:
         return
     needed = needed_role(source.needs or source.route, "GET")

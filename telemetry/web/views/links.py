@@ -19,10 +19,11 @@ from controlplane.services.fleet.pools import fleet_settings
 from controlplane.web.base import current_user, viewable
 from controlplane.web.navigation import navigation
 from telemetry.models import ShortLink
+from telemetry.services.lab.decisions import decision as decision_at
 from telemetry.services.lab.decisions import requests_of_id
 from telemetry.services.navigation import MAX_QUERY_CHARS, follow, is_match, search, shorten
 from telemetry.services.setup import SETUP_COOKIE, served_model, setup_steps
-from telemetry.web.decisions import place_of
+from telemetry.web.decisions import parse_place, place_of
 from telemetry.web.ranges import requested_range
 
 COOKIE_S = 400 * 86_400
@@ -107,7 +108,11 @@ def search_page(request: HttpRequest) -> HttpResponse:
     for row in search(actor_of(request), text):
         href = reverse(row.route, args=row.args) + (f"?{row.query}" if row.query else "")
         found.append({"kind": row.kind, "name": row.name, "note": row.note, "href": href, "key": ""})
-    for decision in requests_of_id(viewable(request, Pool.objects.all()), text):
+    pools = viewable(request, Pool.objects.all())
+    place = parse_place(text)  # of the request's page
+    named = decision_at(place[0], *place[1:]) if place else None
+    requests = [named] if named and pools.filter(name=named.pool).exists() else requests_of_id(pools, text)
+    for decision in requests:
         href = reverse("telemetry:request", args=[place_of(decision)])
         found.append(
             {"kind": "Requests", "name": decision.request_id, "note": decision.replica, "href": href, "key": ""}

@@ -19,6 +19,7 @@ from telemetry.models import Alert, Decision, ShortLink
 from telemetry.services import navigation
 from telemetry.services.metrics_servers import create_server
 from telemetry.services.notifications.channels import create_channel
+from telemetry.web.decisions import place_of
 from tests.decision_history import decisions_at_work
 from tests.fleet_history import drop_alert
 from tests.telemetry.web.conftest import NOW
@@ -150,6 +151,8 @@ def test_search_finds_each_kind(visitor, searched, operator):
     assert found(visitor, alert.summary[:12])["Alerts"] == [alert.summary]
     assert found(visitor, searched.request_id)["Requests"][0] == searched.request_id
     assert searched.request_id in found(visitor, searched.request_id[-8:])["Requests"]
+    assert found(visitor, place_of(searched)) == {"Requests": [searched.request_id]}  # from the address of its page
+    assert not found(visitor, f"r{rollout.pk}").keys() & {"Rollouts", "Alerts"}
     for text in ("hit rate drop", "night", "cluster", "olga", Router.objects.first().name):
         assert found(visitor, text)["Settings"], text
     assert found(visitor, "nothing-of-this-name") == {}
@@ -163,6 +166,7 @@ def test_search_offers_actions_and_each_leads_to_its_page(visitor, searched):
     assert found(visitor, "silence")["Actions"] == ["New silence", "Silences"]
     assert found(visitor, "add channel")["Actions"] == ["Add channel for notifications"]
     assert found(visitor, "sign out")["Actions"] == ["Sign out"]
+    assert found(visitor, "price")["Actions"] == ["Set the price of a GPU-hour in pool chat"]
     for name, route in navigation._ACTIONS:
         assert name in found(visitor, name)["Actions"]
         assert visitor.get(reverse(route)).status_code in {200, 302}, name
