@@ -74,6 +74,7 @@ def value_page(request: HttpRequest) -> HttpResponse:
         ],
         "error": _unknown_pool(request, chosen),
         "unpriced": [pool for pool in chosen_pools(pools, chosen) if report.prices[pool.name] is None],
+        "has_money": any(report.prices.values()),
         "changes": changes_of(chosen_pools(pools, chosen), viewable(request, Rollout.objects.all()), report),
     }
     return render(request, "telemetry/value.html", context)

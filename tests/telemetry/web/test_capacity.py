@@ -214,6 +214,7 @@ def test_the_value_page_says_what_caches_saved_and_asks_for_a_price(visitor, noo
         "On Tue 04 Mar 2031, prefix caches saved 1.0 replica-minutes, 30 % of prefill",
         "What better placement could have saved is unknown.",
         "No price is set for pool chat",
+        '<span class="actions"><a class="button" href="/fleet/pools/',  # not printed
         "#id_costs-gpu_hour_price",
         "team-red",
         f"/report/?rollout={rollout.pk}",
@@ -221,8 +222,10 @@ def test_the_value_page_says_what_caches_saved_and_asks_for_a_price(visitor, noo
     ):
         assert words in page, words
     assert "team-blue" not in page
+    assert "Money" not in page
     update_pool(traffic, costs=COSTS)
     page = visitor.get("/value/?by=week&pool=chat").text
+    assert page.count(">Money saved<") == page.count(">Money it could add<") == 2
     assert "2.0 GPU-minutes (0.12 USD)" in page
     assert "No price is set" not in page
 
