@@ -37,7 +37,6 @@ from telemetry.web.lab_figures import ERROR_FIGURES, error_figure
 from telemetry.web.what_if_figures import Row, charts_of, ranked_rows, replay_errors, rows_of
 
 WINDOWS = (("300", "Last 5 minutes"), ("1800", "Last 30 minutes"), ("7200", "Last 2 hours"), ("21600", "Last 6 hours"))
-SUGGESTED = ("lowest_cost", "prefix_hash")  # strategies; the first that is not active is selected
 LISTED = 30
 LISTED_PREDICTIONS = 200
 
@@ -66,13 +65,13 @@ class WhatIfForm(Form):
         widget=forms.TextInput({"inputmode": "numeric", "autocomplete": "off"}),
     )
 
-    def __init__(self, *args: Any, pools: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, pools: Any, active: dict[str, Any], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         field = self.fields["pool"]
         if isinstance(field, forms.ModelChoiceField):
             field.queryset = pools
         self.fields["strategies"].choices = [  # type: ignore[attr-defined]
-            (info.name, f"{info.name}: {info.help}") for info in policy_catalogue()
+            (info.name, f"{info.name}: {info.help}{_active_words(info.name, active)}") for info in policy_catalogue()
         ]
 
     def clean_replicas(self) -> list[int]:
@@ -116,6 +115,11 @@ def _active_settings(pool: Pool) -> dict[str, Any]:
     return live.settings if live else {}
 
 
+def _active_words(strategy: str, active: dict[str, Any]) -> str:
+    is_active = bool(active) and are_equal_settings({"strategy": strategy}, active)
+    return " (the active policy: always replayed)" if is_active else ""
+
+
 def _numbers(text: str) -> list[int]:
     numbers = []
     for part in text.replace(",", " ").split():
@@ -129,11 +133,11 @@ def _numbers(text: str) -> list[int]:
 def what_if_list(request: HttpRequest) -> HttpResponse:
     """The latest what-ifs, and a form for a new one."""
     pools = manageable(request, Pool.objects.all())
-    initial = {name: request.GET[name] for name in ("pool", "draft") if name in request.GET}
+    initial: dict[str, Any] = {name: request.GET[name] for name in ("pool", "draft") if name in request.GET}
     pool = pools.filter(name=initial["pool"]).first() if "pool" in initial else pools.first()
     active = _active_settings(pool) if pool else {}
-    strategies = [name for name in SUGGESTED if name != active.get("strategy")][:1]
-    form = WhatIfForm(request.POST or None, pools=pools, initial={"strategies": strategies, **initial})
+    initial["strategies"] = request.GET.getlist("strategies")  # that a recommendation names
+    form = WhatIfForm(request.POST or None, pools=pools, active=active, initial=initial)
     if form.is_valid():
         values = form.cleaned_data
         with form.service_errors():

@@ -201,6 +201,9 @@ def test_the_form_neither_offers_nor_replays_the_active_policy(browser, replicas
     policy = replicas.policies.get(group=None)
     publish_revision(save_draft(policy, {"strategy": "lowest_cost"}).pk)
     page = browser.get("/what-if/").content.decode()
+    assert not re.findall(r'value="(\w+)"[^>]*checked', page)
+    assert re.findall(r">(\w+): [^<]*\(the active policy: always replayed\)</label>", page) == ["lowest_cost"]
+    page = browser.get("/what-if/?strategies=prefix_hash").content.decode()
     assert re.findall(r'value="(\w+)"[^>]*checked', page) == ["prefix_hash"]
     response = browser.post("/what-if/", {**FORM, "strategies": ["lowest_cost"]})
     assert response.status_code == 422
