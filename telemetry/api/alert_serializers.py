@@ -185,11 +185,35 @@ class AlertSerializer(serializers.ModelSerializer[Alert]):
     class Meta:
         model = Alert
         fields = (
-            "id", "rule", "kind", "pool", "subject", "severity", "labels", "state", "started_at", "fired_at",
-            "resolved_at", "last_breach_at", "value", "limit", "baseline", "unit", "value_ratio", "baseline_ratio",
-            "reachable_ratio", "summary", "detail", "causes", "acknowledged_at", "acknowledged_by",
-            "acknowledged_note", "suppression", "notified_at", "notification_count",
-        )  # fmt: skip
+            "id",
+            "rule",
+            "kind",
+            "pool",
+            "subject",
+            "severity",
+            "labels",
+            "state",
+            "started_at",
+            "fired_at",
+            "resolved_at",
+            "last_breach_at",
+            "value",
+            "limit",
+            "baseline",
+            "unit",
+            "value_ratio",
+            "baseline_ratio",
+            "reachable_ratio",
+            "summary",
+            "detail",
+            "causes",
+            "acknowledged_at",
+            "acknowledged_by",
+            "acknowledged_note",
+            "suppression",
+            "notified_at",
+            "notification_count",
+        )
 
 
 class AlertWithHistory(AlertSerializer):

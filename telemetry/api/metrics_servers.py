@@ -27,9 +27,24 @@ class MetricsServerSerializer(VersionedSerializer[MetricsServer]):
     class Meta:
         model = MetricsServer
         fields = (
-            "id", "name", "url", "has_credentials", "tenant", "series_label", "replica_label", "matchers",
-            "lookback_s", "delay_s", "enabled", "pools", "created_at", "asked_at", "error", "found", "missing",
-        )  # fmt: skip
+            "id",
+            "name",
+            "url",
+            "has_credentials",
+            "tenant",
+            "series_label",
+            "replica_label",
+            "matchers",
+            "lookback_s",
+            "delay_s",
+            "enabled",
+            "pools",
+            "created_at",
+            "asked_at",
+            "error",
+            "found",
+            "missing",
+        )
 
     def get_pools(self, server: MetricsServer) -> list[str]:
         """Names of the pools whose metrics are read from this server."""

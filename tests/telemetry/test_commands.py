@@ -17,11 +17,21 @@ def test_maintain_partitions_reports_what_it_did(no_days):
 
 
 TASKS = (
-    tasks.maintain_partitions, tasks.roll_up_readings, tasks.scrape_fleet, tasks.read_metrics_servers,
-    tasks.check_versions, tasks.collect_decisions, tasks.compute_breakdowns, tasks.evaluate_alerts,
-    tasks.run_what_ifs, tasks.record_predictions, tasks.analyze_rollouts, tasks.deliver_notifications,
-    tasks.refresh_alerts, tasks.send_heartbeat,
-)  # fmt: skip
+    tasks.maintain_partitions,
+    tasks.roll_up_readings,
+    tasks.scrape_fleet,
+    tasks.read_metrics_servers,
+    tasks.check_versions,
+    tasks.collect_decisions,
+    tasks.compute_breakdowns,
+    tasks.evaluate_alerts,
+    tasks.run_what_ifs,
+    tasks.record_predictions,
+    tasks.analyze_rollouts,
+    tasks.deliver_notifications,
+    tasks.refresh_alerts,
+    tasks.send_heartbeat,
+)
 
 
 def test_beat_schedules_every_task(settings):

@@ -65,10 +65,26 @@ def create_project_with_objects(name, number):
     what_if = create_what_if(pool, [{"name": "a", "replicas": 2}])
     key, _ = create_client_key(project, f"{name}-key", groups=[f"{name}-group"])
     return SimpleNamespace(
-        router=router, key=key, project=project, pool=pool, replica=replica, source=source, discovered=discovered,
-        group=group, policy=policy, rollout=rollout, draft=draft, rule=rule, alert=alert, silence=silence,
-        channel=channel, server=server, notification=notification, what_if=what_if, prediction=prediction,
-    )  # fmt: skip
+        router=router,
+        key=key,
+        project=project,
+        pool=pool,
+        replica=replica,
+        source=source,
+        discovered=discovered,
+        group=group,
+        policy=policy,
+        rollout=rollout,
+        draft=draft,
+        rule=rule,
+        alert=alert,
+        silence=silence,
+        channel=channel,
+        server=server,
+        notification=notification,
+        what_if=what_if,
+        prediction=prediction,
+    )
 
 
 @pytest.fixture(scope="module")

@@ -170,8 +170,16 @@ def test_lists_take_a_fixed_number_of_queries(api, pool, django_assert_max_num_q
         publish_revision(save_draft(pool.policies.get(group=None), {"strategy": "round_robin"}).pk)
     api.get(f"{ROOT}pools")  # the token's use is noted once a minute
     for resource in (
-        "pools", "replicas", "task-groups", "policies", "revisions", "rollouts", "routers", "events", "tokens",
-    ):  # fmt: skip
+        "pools",
+        "replicas",
+        "task-groups",
+        "policies",
+        "revisions",
+        "rollouts",
+        "routers",
+        "events",
+        "tokens",
+    ):
         with django_assert_max_num_queries(5):
             response = api.get(f"{ROOT}{resource}")
         assert response.status_code == 200, resource
