@@ -7,11 +7,22 @@ from controlplane.services.fleet.replicas import record_engine_facts
 from tests.telemetry.readings import engine_reading
 
 COUNTERS = {
-    "queue_ms": 3000, "queue_count": 10, "prefill_ms": 2000, "prefill_count": 10, "computed_prompt_tokens": 500,
-    "cached_prompt_tokens": 300, "transferred_prompt_tokens": 200, "mm_cache_queries": 8, "mm_cache_hits": 6,
-    "block_lifetime_ms": 60_000, "block_lifetime_count": 2, "block_idle_ms": 8000, "block_idle_count": 2,
-    "block_reuse_gap_ms": 9000, "block_reuse_gap_count": 3,
-}  # fmt: skip
+    "queue_ms": 3000,
+    "queue_count": 10,
+    "prefill_ms": 2000,
+    "prefill_count": 10,
+    "computed_prompt_tokens": 500,
+    "cached_prompt_tokens": 300,
+    "transferred_prompt_tokens": 200,
+    "mm_cache_queries": 8,
+    "mm_cache_hits": 6,
+    "block_lifetime_ms": 60_000,
+    "block_lifetime_count": 2,
+    "block_idle_ms": 8000,
+    "block_idle_count": 2,
+    "block_reuse_gap_ms": 9000,
+    "block_reuse_gap_count": 3,
+}
 WAITING = {"waiting_capacity": 2.0, "waiting_deferred": 1.0}
 QUEUE_AND_PREFILL = {"in queue": 0.3, "in prefill": 0.2}
 WAITING_BY_REASON = {"capacity": 2.0, "deferred": 1.0}

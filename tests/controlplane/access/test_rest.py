@@ -13,9 +13,22 @@ from tests.rest_client import CarefulClient
 ROOT = "/api/v1/"
 ANY = {"If-Match": "*"}
 LISTS = (
-    "pools", "replicas", "replica-sources", "client-keys", "discovered-replicas", "task-groups", "policies",
-    "revisions", "rollouts", "alert-rules", "alerts", "silences", "deliveries", "what-ifs", "predictions",
-)  # fmt: skip
+    "pools",
+    "replicas",
+    "replica-sources",
+    "client-keys",
+    "discovered-replicas",
+    "task-groups",
+    "policies",
+    "revisions",
+    "rollouts",
+    "alert-rules",
+    "alerts",
+    "silences",
+    "deliveries",
+    "what-ifs",
+    "predictions",
+)
 
 
 def objects(project):

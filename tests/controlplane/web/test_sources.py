@@ -8,10 +8,19 @@ from controlplane.services.discovery.adoption import adopt
 from controlplane.services.discovery.sources import create_source
 
 DNS = {
-    "name": "names", "host": "vllm.test", "record": "A", "port": "8000", "scheme": "http", "adoption": "propose",
-    "interval_s": "30", "deadline_s": "10", "drain_after_s": "60", "remove_after_s": "600", "max_vanished_ratio":
-    "0.5", "max_targets": "256",
-}  # fmt: skip
+    "name": "names",
+    "host": "vllm.test",
+    "record": "A",
+    "port": "8000",
+    "scheme": "http",
+    "adoption": "propose",
+    "interval_s": "30",
+    "deadline_s": "10",
+    "drain_after_s": "60",
+    "remove_after_s": "600",
+    "max_vanished_ratio": "0.5",
+    "max_targets": "256",
+}
 KUBERNETES = DNS | {"service": "vllm", "namespace": "prod", "port": "", "api_url": "https://10.0.0.1:6443"}
 
 

@@ -358,10 +358,17 @@ def test_only_regular_files_are_read_and_created(tmp_path: Path) -> None:
 
 # Deadlines that are over long before the process continues.
 LIMITS = Limits(
-    header_timeout_s=3.0, body_idle_timeout_s=3.0, body_grace_s=3.0, keep_alive_timeout_s=3.0,
-    first_byte_timeout_s=3.0, response_timeout_s=3.0, idle_timeout_s=3.0, connect_timeout_s=3.0,
-    write_stall_timeout_s=3.0, retries=0,
-)  # fmt: skip
+    header_timeout_s=3.0,
+    body_idle_timeout_s=3.0,
+    body_grace_s=3.0,
+    keep_alive_timeout_s=3.0,
+    first_byte_timeout_s=3.0,
+    response_timeout_s=3.0,
+    idle_timeout_s=3.0,
+    connect_timeout_s=3.0,
+    write_stall_timeout_s=3.0,
+    retries=0,
+)
 STOPPED_S = 6.0
 REQUEST = post(CHAT)
 CUTS = (0, 30, REQUEST.index(b"\r\n\r\n") + 8, len(REQUEST) - 1)  # nothing, in the head, in the body, before its end

@@ -25,9 +25,18 @@ REPLICAS = 8
 LOAD = 0.7  # offered prompt tokens / what the replicas can prefill
 SMALL_BLOCKS = FastEngineConfig(48_000, block_tokens=SMALL_BLOCK_TOKENS)
 NAMES = (
-    "agents", "bursts", "drifting", "families", "giant_group", "heavy_tails", "hot_prefix", "jobs", "mixed_lengths",
-    "small_groups", "tides",
-)  # fmt: skip
+    "agents",
+    "bursts",
+    "drifting",
+    "families",
+    "giant_group",
+    "heavy_tails",
+    "hot_prefix",
+    "jobs",
+    "mixed_lengths",
+    "small_groups",
+    "tides",
+)
 REQUESTS = {"agents": 3600, "tides": 4800}  # with 2,400, as of the others, too few prefixes come twice
 WORKLOADS: dict[str, tuple[Callable[[], Columns], FastEngineConfig]] = {
     name: (partial(getattr(synthetic_traces, name), REQUESTS.get(name, 2400), 1), SMALL_BLOCKS) for name in NAMES

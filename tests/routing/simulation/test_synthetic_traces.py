@@ -13,10 +13,21 @@ from routing.traffic.columns import Columns
 from tests import synthetic_traces as synthetic
 
 MAKERS = (
-    synthetic.chat, synthetic.hot_prefix, synthetic.session_pool, synthetic.nothing_shared, synthetic.bursts,
-    synthetic.jobs, synthetic.agents, synthetic.mixed_lengths, synthetic.heavy_tails, synthetic.tides,
-    synthetic.drifting, synthetic.small_groups, synthetic.giant_group, synthetic.families,
-)  # fmt: skip
+    synthetic.chat,
+    synthetic.hot_prefix,
+    synthetic.session_pool,
+    synthetic.nothing_shared,
+    synthetic.bursts,
+    synthetic.jobs,
+    synthetic.agents,
+    synthetic.mixed_lengths,
+    synthetic.heavy_tails,
+    synthetic.tides,
+    synthetic.drifting,
+    synthetic.small_groups,
+    synthetic.giant_group,
+    synthetic.families,
+)
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)

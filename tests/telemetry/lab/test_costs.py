@@ -9,9 +9,16 @@ from telemetry.lab.costs import Prefill, Price, prefill_of, savings_of
 
 PRICE = Price(gpu_hour=3.6, gpus_per_replica=2, currency="USD")  # 0.002 a second, 172.80 a day
 BREAKDOWN = Breakdown(
-    prompt_tokens=1_000_000, reachable=800_000, capacity=700_000, split=650_000, best=600_000, predicted=550_000,
-    delivered=500_000, requests=1000, sample_ratio=1.0,
-)  # fmt: skip
+    prompt_tokens=1_000_000,
+    reachable=800_000,
+    capacity=700_000,
+    split=650_000,
+    best=600_000,
+    predicted=550_000,
+    delivered=500_000,
+    requests=1000,
+    sample_ratio=1.0,
+)
 
 
 def test_a_replica_costs_its_gpus():
