@@ -89,11 +89,11 @@ _ENTRIES: dict[str, tuple[str, tuple[tuple[str, str, str, tuple[str, ...]], ...]
         "M12 8.5a3.5 3.5 0 1 0 0 7a3.5 3.5 0 0 0 0-7M12 2v4M12 18v4M2 12h4M18 12h4M5 5l2.5 2.5M16.5 16.5l2.5 2.5"
         "M19 5l-2.5 2.5M7.5 16.5L5 19",
         (
+            ("Get started", "telemetry:start", "j", ()),
             ("Channels", "telemetry:channels", "h", ("/deliveries/",)),
             ("Prometheus", "telemetry:metrics-servers", "s", ()),
             ("Users", "controlplane:users", "u", ("/projects/",)),
             ("Client keys", "controlplane:client-keys", "k", ()),
-            ("Get started", "telemetry:start", "j", ()),
             ("API tokens", "controlplane:tokens", "n", ()),
             ("Audit log", "controlplane:audit", "i", ()),
             ("Your account", "controlplane:sessions", "y", ("/accounts/",)),

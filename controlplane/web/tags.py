@@ -88,9 +88,9 @@ _IMPACTS = {
 
 
 @register.filter
-def percent(ratio: float | None) -> str:
+def percent(ratio: float | None, digits: int = 1) -> str:
     """A ratio as per cent, 0.634 as 63.4 %."""
-    return NOTHING if ratio is None else f"{ratio * 100:.1f} %"
+    return NOTHING if ratio is None else f"{ratio * 100:.{digits}f} %"
 
 
 @register.filter

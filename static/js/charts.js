@@ -8,6 +8,8 @@ import { offset, formatTime, zoneName } from "./zone.js";
 
 const CONFIG = { displayModeBar: false, responsive: false, scrollZoom: false, doubleClick: false, showTips: false };
 const SETTLED_MS = 150;
+const HEADROOM = 1.2; // so that marks and names of policies cover no peak
+const LOW_PX = 150; // a lower plot has no room for names of policies; the one above it has them
 let library; // of Plotly, loaded with the first chart
 const NARROW = matchMedia("(width < 40rem), (pointer: coarse)");
 
@@ -114,6 +116,9 @@ export class Chart {
     const shown = data.map((trace) => ({ ...trace, visible: !this.hidden.has(trace.name) }));
     const drawn = themed(structuredClone(layout), this.plot.clientWidth - layout.margin.l - layout.margin.r, this.zone);
     if (this.range) drawn.xaxis.range = this.range.map((at) => this.toClock(at));
+    const top = Math.max(0, ...shown.filter((trace) => trace.visible && trace.yaxis !== "y2").flatMap((trace) => trace.y));
+    if (drawn.yaxis.rangemode === "tozero" && top > 0) drawn.yaxis.range = [0, top * HEADROOM];
+    if (this.plot.clientHeight < LOW_PX) drawn.annotations = drawn.annotations.filter((label) => label.name !== "policy");
     if (NARROW.matches) drawn.dragmode = false;
     drawn.xaxis.nticks = Math.max(4, Math.floor(this.plot.clientWidth / 90));
     drawn.xaxis.tickangle = 0;

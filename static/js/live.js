@@ -38,6 +38,8 @@ export function startLive() {
     document.addEventListener("pausetoggle", () => pause(!paused));
   }
   document.addEventListener("visibilitychange", () => document.hidden || tick(1, true, fixed));
+  document.addEventListener("htmx:after:swap", hideOwnLinks);
+  hideOwnLinks();
   let seconds = 0;
   setInterval(() => tick(++seconds, false, fixed), 1000);
   document.addEventListener("htmx:after:request", (event) => onResponse(event.detail.ctx, show));
@@ -55,6 +57,11 @@ function showContact(responds) {
     line.textContent = responds ? "" : STATES.error;
     line.hidden = responds;
   }
+}
+
+// An action of the strip that leads to the page that is shown is on that page already.
+function hideOwnLinks() {
+  for (const link of document.querySelectorAll("#status .actions a")) link.hidden = link.pathname === location.pathname;
 }
 
 function tick(seconds, now = false, fixed = false) {

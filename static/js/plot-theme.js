@@ -10,23 +10,24 @@ function colour(name) {
   return value;
 }
 
-// Shows as many labels as fit, the newest first: names of policies inside the plot, labels of marks above it. A label
-// without room on its right goes to the left of its place.
+// Shows as many labels as fit: names of policies inside the plot, labels of marks above it. Those of new policies come
+// first, then the newest. A label without room on its right goes to the left of its place, except into another band.
 function visibleLabels(layout, width) {
   const [from, to] = layout.xaxis.range.map((at) => Date.parse(at));
   const place = (label) => ((Date.parse(label.x) - from) / (to - from)) * width;
   const fitting = (labels) => {
-    let free = width;
-    return labels.sort((one, other) => place(other) - place(one)).flatMap((label, index) => {
+    const taken = [];
+    return labels.sort((one, other) => (other.name === "publication") - (one.name === "publication") || place(other) - place(one)).flatMap((label, index) => {
       const at = Math.max(place(label), 0), length = label.text.length * LETTER_PX;
-      const left = at + length > free;
-      if (at > width || (left && (index || at < length))) return [];
-      free = (left ? at - length : at) - LETTER_PX;
-      return [{ ...label, xanchor: left ? "right" : "left", ...(at === 0 && { xref: "paper", x: 0 }) }];
+      const starts = label.name === "policy" && index ? [at] : [at, at - length];
+      const start = starts.find((from) => from >= 0 && from + length <= width && taken.every(([low, high]) => from >= high || from + length <= low));
+      if (at > width || start === undefined) return [];
+      taken.push([start - LETTER_PX, start + length + LETTER_PX]);
+      return [{ ...label, xanchor: start < at ? "right" : "left", ...(at === 0 && { xref: "paper", x: 0 }) }];
     });
   };
   const labels = layout.annotations ?? [];
-  return [...fitting(labels.filter((label) => label.name)), ...fitting(labels.filter((label) => !label.name))];
+  return [...fitting(labels.filter((label) => label.name === "policy")), ...fitting(labels.filter((label) => label.name !== "policy"))];
 }
 
 // The name of the chart's time zone, at the left edge, clear of the axis labels.
@@ -43,6 +44,6 @@ export function themed(layout, width, zone = "") {
     xaxis: { ...layout.xaxis, ...axis, spikecolor: ink, spikethickness: 1, spikedash: "solid" },
     yaxis: { ...layout.yaxis, ...axis },
     hoverlabel: { bgcolor: surface, bordercolor: line, font: { color: strong, size: 12 }, align: "left" },
-    annotations: [...visibleLabels(layout, width).map((label) => ({ ...label, bgcolor: label.name && surface, font: { ...label.font, color: strong } })), ...(zone ? [zoneLabel(zone, ink, layout.margin.l)] : [])],
+    annotations: [...visibleLabels(layout, width).map((label) => ({ ...label, bgcolor: label.name === "policy" && surface, font: { ...label.font, color: strong } })), ...(zone ? [zoneLabel(zone, ink, layout.margin.l)] : [])],
   };
 }

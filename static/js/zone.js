@@ -37,31 +37,33 @@ export function formatTimes(root = document) {
 }
 
 export function startZone() {
-  const group = document.querySelector("[data-zones]");
-  if (!group) return;
-  group.hidden = false;
+  const groups = document.querySelectorAll("[data-zones]");
+  if (!groups.length) return;
   document.querySelector("[data-zone-fixed]").hidden = true;
-  group.addEventListener("click", (event) => {
-    const selected = event.target.closest("[data-zone]")?.dataset.zone;
-    if (selected) choose(selected, group);
-  });
-  show(group);
+  for (const group of groups) {
+    group.hidden = false;
+    group.addEventListener("click", (event) => {
+      const selected = event.target.closest("[data-zone]")?.dataset.zone;
+      if (selected) choose(selected);
+    });
+  }
+  show();
   formatTimes();
   document.addEventListener("htmx:after:swap", () => formatTimes());
 }
 
-function choose(selected, group) {
+function choose(selected) {
   localStorage.setItem(STORAGE_KEY, selected);
   const url = new URL(location.href);
   url.searchParams.delete("tz");
   history.replaceState(history.state, "", url);
-  show(group);
+  show();
   formatTimes();
   window.dispatchEvent(new Event("zonechange"));
 }
 
-function show(group) {
-  for (const button of group.querySelectorAll("[data-zone]")) {
+function show() {
+  for (const button of document.querySelectorAll("[data-zones] [data-zone]")) {
     button.setAttribute("aria-pressed", String(button.dataset.zone === choice()));
   }
 }

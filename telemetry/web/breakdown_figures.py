@@ -201,8 +201,10 @@ def draw(
     unit = points[-1].unit if points else "ratio"
     shown = [point for point in points if point.unit == unit]
     known = [number for point in shown for number in (point.value, point.limit) if number is not None]
-    if not any(point.value is not None for point in shown):
+    times = [point.at for point in shown if point.value is not None]
+    if not times:
         return None
+    start = max(start, times[0] - max((end - times[0]) / 10, timedelta(minutes=1)))  # no long time without a value
     top = 1.0 if unit == "ratio" and max(known) <= 1 else (max(known) or 1.0) * 1.1
     scale = _Scale(start, (end - start).total_seconds(), top)
     bands = [
@@ -278,7 +280,10 @@ def _on_axes(scale: _Scale, end: datetime, unit: str, **shapes: Any) -> Sketch:
     """A chart with the labels of both axes."""
     no_lines: dict[str, Any] = {"values": [], "limits": [], "bands": []}
     return Sketch(
-        rows=[(scale.y(scale.top * part) or 0.0, figure_text(scale.top * part, unit)) for part in (0.0, 0.5, 1.0)],
+        rows=[
+            (scale.y(scale.top * part) or 0.0, figure_text(scale.top * part, unit).replace(".0 %", " %"))
+            for part in (0.0, 0.5, 1.0)
+        ],
         columns=[
             (x, _time(at, scale.length_s)) for at in _ticks(scale.start, end) if (x := scale.x(at)) <= WIDTH - RIGHT
         ],

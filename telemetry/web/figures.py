@@ -397,6 +397,7 @@ def _annotation(mark: Marker) -> dict[str, Any]:
         "yanchor": "bottom",
         "xanchor": "left",
         "yshift": 1,
+        "name": "publication" if mark.colour == MARKER_COLOURS["policy"] else "mark",  # for ``plot-theme.js``
         "text": _escaped(f"{mark.label}{_more(mark)}"),
         "showarrow": False,
         "font": {"size": 11},

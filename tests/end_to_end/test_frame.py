@@ -19,6 +19,13 @@ CUT = """(least) => [...document.querySelectorAll(".rail a, .top :is(a, button, 
         const inside = box.left >= 0 && box.right <= innerWidth + 1 && (!fixed || box.bottom <= innerHeight + 1);
         return !inside || element.scrollWidth > element.clientWidth + 1 || box.height < least || box.width < least;
     }).map((element) => element.innerText)"""
+# The room to the right of the widest form or menu of the toolbar.
+ROOM = """() => Math.min(...[...document.querySelectorAll(".toolbar details")].map((details) => {
+    details.open = true;
+    const { right } = details.lastElementChild.getBoundingClientRect();
+    details.open = false;
+    return innerWidth - right;
+}))"""
 OVERLAPS = """() => {
     const boxes = [...document.querySelectorAll(".rail li a, .tabs a, .top-end > *, .toolbar > *")]
         .filter((element) => element.checkVisibility())
@@ -32,7 +39,7 @@ OVERLAPS = """() => {
 def test_nothing_of_the_frame_is_cut_off(site, full):
     wrong = {}
     page = site.open()
-    for path in ("/requests/?range=45m", "/channels/", "/no-such-page/"):
+    for path in ("/?range=45m", "/requests/?range=45m", "/channels/", "/no-such-page/"):
         page.goto(path)
         for width, height in ((1440, 900), (900, 700), (390, 844)):
             page.set_viewport_size({"width": width, "height": height})
@@ -42,9 +49,19 @@ def test_nothing_of_the_frame_is_cut_off(site, full):
                 )
                 cut = page.evaluate(CUT, 44 if width == 390 else 24)
                 sideways = page.evaluate("document.documentElement.scrollWidth") - width
+                if "range" in path:
+                    assert page.evaluate(ROOM) >= 0, (path, width, text)
                 if cut or sideways > 0 or page.evaluate(OVERLAPS):
                     wrong[path, width, text] = cut, sideways, page.evaluate(OVERLAPS)
     assert wrong == {}
+    page.goto("/?range=45m")  # the tabs, and below them the range, which folds
+    expect(page.get_by_role("link", name="last 6h")).to_be_hidden()
+    assert page.locator("main").bounding_box()["y"] <= 150
+    page.get_by_text("Last 45m", exact=True).click()
+    expect(page.get_by_role("link", name="last 6h")).to_be_visible()
+    page.locator(".account > summary").click()
+    page.get_by_role("button", name="local time").click()
+    expect(page.locator("time[data-at]").first).not_to_contain_text("UTC")
     expect(page.get_by_role("navigation", name="Main").get_by_role("link")).to_have_count(6)  # on a phone
 
 

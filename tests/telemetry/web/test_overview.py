@@ -45,7 +45,8 @@ def test_tiles_show_the_figures_with_their_reachable_share_and_whose_clock(visit
     breakdown_bin(fleet, noon - timedelta(minutes=10), requests=400, reachable=0.85)
     text = visitor.get("/").text
 
-    assert re.search(r'<span class="value">\d\d\.\d % <small>of 85\.0 %</small></span>', text)
+    assert re.search(r'<span class="value">\d\d\.\d %</span>', text)
+    assert '<span class="note">reachable about 85 %; ' in text
     assert "85.0 % reachable (± 0.0 points, 400 requests, " in text
     assert "could be reached" not in text
     assert "routers&#x27; clock" in text or "routers' clock" in text
@@ -124,8 +125,7 @@ def test_the_page_says_where_the_hit_rate_goes_and_which_rollout_runs(visitor, f
     assert "/breakdown/?pool=chat&amp;range=1h" in text
     line = shown(text[text.index(f'id="rollout-{rollout.pk}"') + 20 : text.index('id="losses-title"')])
     assert "Rollout: random r3" in line
-    assert "For 25 % of prefixes. Hit rate +2.0 points against the active revision." in line
-    assert "Inconclusive: 40 more requests are needed." in line
+    assert "For 25 % of prefixes. Inconclusive: 40 more requests are needed. Difference so far: +2.0 points." in line
     assert "canary random r3" in tile_text(text, "Policy, now")
 
 
