@@ -35,6 +35,7 @@ export function startSearch() {
     event.preventDefault();
     document.querySelector(`[data-theme-choice=${theme}]`).click();
     dialog.close();
+    input.blur(); // else the closed field has the next key
   });
   dialog.addEventListener("keydown", (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];

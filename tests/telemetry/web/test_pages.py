@@ -180,7 +180,9 @@ def test_a_removed_replica_keeps_its_page_with_its_figures_and_alerts(visitor, f
 
     assert (found.status_code, "from=2031-03-04T11" in found["Location"]) == (302, True)
     assert "Replica gpu-1 was removed from pool chat." in text
-    assert '<details class="popover">' in text, "the form of its fixed range is closed: it would cover the figures"
+    assert '<details class="popover range">' in text, (
+        "the form of its fixed range is closed: it would cover the figures"
+    )
     assert "by olga" in text
     assert f'href="/alerts/{alert.pk}/"' in text
     assert "http://10.0.0.1:8000" in text
