@@ -5,7 +5,7 @@ The figures themselves are in ``telemetry/services/figures/figures.py``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from django.http import QueryDict
@@ -137,7 +137,7 @@ REQUESTS = Chart(
 )
 CHARTS = {chart.slug: chart for chart in (HIT_RATE, TTFT, TIERS, OBJECTIVE, UTILIZATION, REQUESTS)}
 
-_FORMATS = {"ratio": percent, "seconds": seconds, "count": count}
+_FORMATS: Mapping[str, Callable[[float | None], str]] = {"ratio": percent, "seconds": seconds, "count": count}
 _ABSENT = {
     PointState.NO_TRAFFIC: "no traffic",
     PointState.STALE: "stale: scrapes fail",
