@@ -22,7 +22,7 @@ def test_a_figure_has_lines_marks_and_a_sentence(visitor, fleet, slug):
     assert "2 events marked" in figure["meta"]["summary"]
     assert figure["meta"]["empty"] == ""
     notes = figure["layout"]["annotations"]
-    assert [note["text"] for note in notes if not note.get("name")] == ["gpu-4 restart"]
+    assert [note["text"] for note in notes if note.get("name") != "policy"] == ["gpu-4 restart"]
     assert notes[1] | {"text": "prefix_hash r2", "name": "policy", "x": "2031-03-04T11:55:00"} == notes[1]
     assert figure["meta"]["events"] == [
         ["2031-03-04T11:55:00", "Policy chat revision 2 (prefix_hash) is active."],
@@ -43,7 +43,8 @@ def test_each_policy_is_a_named_band_and_of_several_pools_the_mark_has_its_name(
     def bands(query):
         layout = visitor.get(f"/charts/hit-rate/figure/?range=15m&{query}").json()["layout"]
         shades = [shape["x0"][11:] for shape in layout["shapes"] if shape["type"] == "rect"]
-        return [(note["text"], note["x"][11:]) for note in layout["annotations"] if note.get("name")], shades
+        bands = [note for note in layout["annotations"] if note.get("name") == "policy"]
+        return [(note["text"], note["x"][11:]) for note in bands], shades
 
     changes = [("prefix_hash r2", "11:55:00"), ("lowest_cost", "11:51:00")]
     assert bands("") == bands("pool=chat") == (changes, ["11:55:00"])
