@@ -2,6 +2,11 @@
 
 from django.db import migrations, models
 
+READINGS_ARE_NO_NEW_VERSION = """
+create or replace trigger controlplane_rollout_version before update on controlplane_rollout for each row
+    execute function controlplane_set_version('snapshot_id', 'stage_converged_at', 'readings', 'readings_at', 'past_readings');
+"""
+
 
 class Migration(migrations.Migration):
 
@@ -14,5 +19,10 @@ class Migration(migrations.Migration):
             model_name='rollout',
             name='past_readings',
             field=models.JSONField(blank=True, db_default=models.Value([], models.JSONField()), default=list),
+        ),
+        migrations.RunSQL(
+            READINGS_ARE_NO_NEW_VERSION,
+            migrations.RunSQL.noop,
+            hints={"brief": "a trigger is replaced without reading the table"},
         ),
     ]

@@ -173,7 +173,7 @@ def test_a_firing_drop_is_explained_every_three_minutes_and_notified_with_causes
         state="firing",
         notification_count=1,
         started_at=at(660),
-        last_breach_at=at(660),
+        last_breach_at=at(860),
         fired_at=at(670),
     )
     assert [explain_drops(at(second)) for second in (680, 859, 860)] == [1, 0, 1]

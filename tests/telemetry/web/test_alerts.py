@@ -166,7 +166,7 @@ def test_the_number_of_queries_does_not_depend_on_the_length(visitor, fleet, noo
     for number in range(5):
         create_rule(fleet, name=f"rule {number}")
 
-    with django_assert_num_queries(8):
+    with django_assert_num_queries(9):
         visitor.get("/alerts/")
 
 
