@@ -41,10 +41,9 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def listening(serve: Serve, tls: SSLContext | None = None) -> AsyncIterator[int]:
     """A server on loopback; its port. Its connections end when those of the client have ended."""
-    tasks: set[asyncio.Task[Any]] = set()
+    before = asyncio.all_tasks()
 
     async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        tasks.add(asyncio.current_task())
         with contextlib.suppress(OSError):
             await serve(reader, writer)
         writer.close()
@@ -57,7 +56,8 @@ async def listening(serve: Serve, tls: SSLContext | None = None) -> AsyncIterato
     finally:
         server.close()
         async with asyncio.timeout(DEADLINE_S):
-            await asyncio.gather(*tasks)
+            while tasks := asyncio.all_tasks() - before:  # those of connections that are being accepted too
+                await asyncio.gather(*tasks)
 
 
 @asynccontextmanager
