@@ -34,7 +34,8 @@ MIN_BIN_S = 10.0
 MIN_OVERLAP = 0.6  # share of a breakdown bin that lies in a period
 EVENT_SUBJECTS = ("replica", "replicas", "policy", "rollout", "config", "group")  # first words of event kinds
 EXPLAIN_EVERY = timedelta(minutes=3)  # repeated while a drop fires, because evidence arrives late
-RETRY_EVERY = timedelta(seconds=15)  # instead, while no cause is known
+RETRY_EVERY = timedelta(seconds=15)  # instead, while no likely cause is known
+LIKELY = 0.5  # confidence
 RETRY_FOR = timedelta(minutes=10)  # after the alert fired; then EXPLAIN_EVERY
 RECOVERED_AFTER = timedelta(seconds=30)  # without a breach: what is measured is no longer the drop
 REMEDIED_FOR = timedelta(minutes=30)  # after the alert fired; then a replaced revision was not the cause
@@ -163,7 +164,8 @@ def explain_drops(now: datetime) -> int:
     before it is notified (``CAUSES_WAIT``).
     """
     is_due = Q(explained_at=None) | Q(explained_at__lte=now - EXPLAIN_EVERY)
-    is_due |= Q(causes=[], fired_at__gt=now - RETRY_FOR, explained_at__lte=now - RETRY_EVERY)
+    is_unclear = Q(causes=[]) | Q(causes__0__confidence__lt=LIKELY)
+    is_due |= Q(is_unclear, fired_at__gt=now - RETRY_FOR, explained_at__lte=now - RETRY_EVERY)
     # At every run while it decides on the first notification; later, a restart may stay the reason for hours.
     is_undecided = Q(suppression__isnull=True) | Q(suppression__reason=SuppressionReason.RESTART)
     is_due |= Q(is_undecided, notification_count=0, fired_at__gt=now - RETRY_FOR)

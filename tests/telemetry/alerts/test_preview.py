@@ -15,8 +15,9 @@ from telemetry.alerts import pipeline
 from telemetry.alerts.history import engine_hours
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.notifications import notify_due
+from telemetry.causes.evidence import Cause, CauseKind
 from telemetry.models import Alert, AlertRule, Notification
-from telemetry.services.alerts import previews
+from telemetry.services.alerts import explanations, previews
 from telemetry.services.alerts.explanations import explain_drops
 from telemetry.services.alerts.previews import Point, preview_rule, replay, thin_out
 from telemetry.services.alerts.rules import create_rule, update_rule
@@ -187,7 +188,10 @@ def test_a_firing_drop_is_explained_every_three_minutes_and_notified_with_causes
     assert Notification.objects.get().payload["data"]["causes"] == alert.causes
 
 
-def test_a_drop_without_a_known_cause_is_explained_again_soon_for_ten_minutes(pool, r1):
+@pytest.mark.parametrize("confidence", [None, 0.49])
+def test_a_drop_without_a_likely_cause_is_explained_again_soon_for_ten_minutes(pool, r1, monkeypatch, confidence):
+    unlikely = [Cause(CauseKind.OVERFLOW, confidence, "", {}, "")] if confidence else []
+    monkeypatch.setattr(explanations, "explain_drop", lambda *_, **__: unlikely)
     rule = AlertRule.objects.get(pool=pool, kind="hit_rate_drop")
     Alert.objects.create(
         rule=rule,
@@ -195,7 +199,7 @@ def test_a_drop_without_a_known_cause_is_explained_again_soon_for_ten_minutes(po
         state="firing",
         notification_count=1,
         started_at=at(660),
-        last_breach_at=at(660),
+        last_breach_at=at(1435),
         fired_at=at(670),
     )
     assert [explain_drops(at(second)) for second in (680, 694, 695, 1255, 1270, 1300, 1435)] == [1, 0, 1, 1, 0, 0, 1]
