@@ -24,6 +24,7 @@ from controlplane.services.policies.settings import policy_catalogue
 
 register = template.Library()
 NOTHING = "\u2013"  # an en dash
+MINUS = "\u2212"
 
 _TONES = {  # of badges, by the stored or shown word
     "good": (
@@ -96,7 +97,7 @@ def percent(ratio: float | None, digits: int = 1) -> str:
 @register.filter
 def signed_percent(ratio: float | None) -> str:
     """A relative difference, 0.25 as +25 %."""
-    return NOTHING if ratio is None else f"{ratio * 100:+.0f} %"
+    return NOTHING if ratio is None else f"{ratio * 100:+.0f} %".replace("-", MINUS)
 
 
 @register.filter
@@ -107,16 +108,16 @@ def points(ratio: float | None) -> str:
 
 @register.filter
 def signed_points(ratio: float | None) -> str:
-    """A difference of two ratios with its sign, -0.031 as -3.1 points."""
-    return NOTHING if ratio is None else f"{ratio * 100:+.1f} points"
+    """A difference of two ratios with its sign, -0.031 as minus 3.1 points."""
+    return NOTHING if ratio is None else f"{ratio * 100:+.1f} points".replace("-", MINUS)
 
 
 @register.filter
-def seconds(value: float | None) -> str:
-    """Seconds in a readable unit: 48 ms, 1.30 s, 2 min 5 s, 3 h 20 min."""
+def seconds(value: float | None, beside: float | None = None) -> str:
+    """Seconds in a readable unit: 48 ms, 1.30 s, 2 min 5 s, 3 h 20 min; not in ms ``beside`` a second or more."""
     if value is None:
         return NOTHING
-    if 0 < value < 1:
+    if 0 < value < 1 and (beside or 0) < 1:
         return f"{value * 1000:.0f} ms"
     if value < 60:
         return f"{value:.0f} s" if value == int(value) else f"{value:.2f} s" if value < 10 else f"{value:.1f} s"
@@ -299,16 +300,16 @@ def badge(word: Any, tone_name: str | None = None) -> SafeString:
 
 
 @register.simple_tag
-def ago(at: datetime | None, none: str = "never") -> SafeString | str:
-    """A time that scripts replace by how long ago it was; without scripts, the time in UTC."""
+def ago(at: datetime | None, none: str = "never", *, lasting: bool = False) -> SafeString | str:
+    """A time that scripts replace by how long ago it was (``lasting``: for how long); else, the time in UTC."""
     if at is None:
         return none
     local = timezone.localtime(at)
     day = "" if local.date() == timezone.localdate() else f"{local:%d %b} "
     stamp = local.isoformat(timespec="seconds")
-    return format_html(
-        '<time datetime="{}" title="{}" data-ago>{}{} UTC</time>', stamp, stamp, day, f"{local:%H:%M:%S}"
-    )
+    form, since = ("For", "Since ") if lasting else ("", "")
+    text = f"{since}{day}{local:%H:%M:%S} UTC"
+    return format_html('<time datetime="{}" title="{}" data-ago="{}">{}</time>', stamp, stamp, form, text)
 
 
 _MOMENTS = {

@@ -1,4 +1,4 @@
-// Shows how long ago each <time data-ago> was; its title has the full time.
+// Shows how long ago each <time data-ago> was, or "For" how long with data-ago="For"; its title has the full time.
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"]];
 
 export function ago(seconds) {
@@ -11,7 +11,8 @@ export function ago(seconds) {
 
 export function updateAges(root = document) {
   for (const element of root.querySelectorAll("time[data-ago]")) {
-    const text = ago((Date.now() - Date.parse(element.dateTime)) / 1000);
+    const past = ago((Date.now() - Date.parse(element.dateTime)) / 1000), form = element.dataset.ago;
+    const text = form ? `${form} ${past.replace("just now", "a moment").replace(" ago", "")}` : past;
     if (element.textContent !== text) element.textContent = text;
   }
 }

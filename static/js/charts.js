@@ -33,6 +33,7 @@ export class Chart {
     this.response = null; // the figure from the server, in UTC
     this.figure = null; // the same in the reader's time zone
     this.range = null; // the zoomed range, in UTC
+    this.near = false; // whether it is visible or close to it; others are neither loaded nor refreshed
     this.zoomed = () => {};
     this.listen();
   }
@@ -50,7 +51,10 @@ export class Chart {
       clearTimeout(this.resizing);
       this.resizing = setTimeout(() => this.fit(), SETTLED_MS);
     }).observe(this.plot);
-    new IntersectionObserver(([seen]) => seen.isIntersecting && !this.figure && this.load(), { rootMargin: "200px" }).observe(this.section);
+    new IntersectionObserver((seen) => {
+      this.near = seen.at(-1).isIntersecting;
+      if (!this.figure) this.load();
+    }, { rootMargin: "200px" }).observe(this.section);
     this.plot.addEventListener("pointerenter", () => (this.pointed = true));
     this.plot.addEventListener("pointerleave", () => (this.pointed = false));
   }
@@ -59,8 +63,20 @@ export class Chart {
     this.zoomed = listener;
   }
 
+  // Printing waits for no promise: a chart that was never seen is requested synchronously.
+  print() {
+    if (this.figure || !window.Plotly) return this.draw();
+    const request = new XMLHttpRequest();
+    request.open("GET", this.section.dataset.src, false);
+    request.send();
+    if (request.status !== 200) return this.failed(`the server responded with status ${request.status}`);
+    this.response = JSON.parse(request.responseText);
+    this.loadedAt = Date.now();
+    this.rezone();
+  }
+
   async load() {
-    if (this.loading || !this.near() || (this.figure && (this.pointed || this.range))) return;
+    if (this.loading || !this.near || (this.figure && (this.pointed || this.range))) return;
     this.loading = true;
     try {
       const plotly = loadPlotly(this.section.parentElement.dataset.plotly);
@@ -96,12 +112,6 @@ export class Chart {
 
   toUtc(at) {
     return this.offset ? stamp(instant(at) - this.offset) : at;
-  }
-
-  // Whether the chart is visible or close to it; others are neither loaded nor refreshed.
-  near() {
-    const { top, bottom } = this.section.getBoundingClientRect();
-    return bottom > -200 && top < innerHeight + 200;
   }
 
   // Redraws the chart if the size of its panel changed.

@@ -22,6 +22,8 @@ document.addEventListener("zoomundo", () => {
   keepZoom(null);
   show(null);
 });
+window.addEventListener("beforeprint", () => each((chart) => chart.print()));
+matchMedia("print").addEventListener("change", () => each((chart) => chart.print()));
 window.addEventListener("themechange", () => each((chart) => chart.draw()));
 window.addEventListener("zonechange", () => each((chart) => chart.rezone()));
 
@@ -39,7 +41,6 @@ document.addEventListener("click", (event) => {
 }, true);
 
 startTimeRange();
-each((chart) => chart.load());
 if (zoom()) show(zoom());
 let seconds = 0;
 document.addEventListener("tick", (event) => {

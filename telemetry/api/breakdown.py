@@ -20,6 +20,7 @@ from telemetry.lab.cache_grid import CapacityPoint, Placements, WorkingSet
 from telemetry.lab.worth import Assessment
 from telemetry.models import CapacityCurve
 from telemetry.services.figures.engine import MAX_WINDOW_S, Reconciled, reconcile
+from telemetry.services.figures.overview import Fleet, Subject
 from telemetry.services.lab.breakdowns import Worth, breakdown_of, breakdowns_by_group, curve_of, worth_of
 from telemetry.storage.reachable import reachable_share
 
@@ -244,7 +245,8 @@ class ReconciliationView(TransactionalView):
         query = ReconciliationQuery(data=request.query_params, context={"request": request})
         query.is_valid(raise_exception=True)
         window = query.validated_data["window"]
-        rows = reconcile(selected_pools(request, query.validated_data.get("pool")), window)
+        pools = selected_pools(request, query.validated_data.get("pool"))
+        rows = reconcile(Fleet(Subject(pools)), window)
         return Response(
             {"start": window.start, "end": window.end, "replicas": [_reconciliation_as_json(row) for row in rows]}
         )

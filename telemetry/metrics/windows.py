@@ -119,7 +119,6 @@ class FleetTiles:
     plain_p50_s: float | None = None  # latency of responses that were not streamed, routers' clock
     plain_p95_s: float | None = None
     requests_per_s: float | None = None
-    running: float | None = None
     waiting: float | None = None
     replicas_up: int | None = None
     replicas_total: int | None = None

@@ -9,17 +9,16 @@ keys and time unless stated otherwise. Functions use one query for the sums, and
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from django.db import connection
 
 from telemetry.metrics.histograms import Buckets, Merged, merge
 from telemetry.metrics.rates import accounted_ratio, sum_known
 from telemetry.metrics.windows import PointState, Window
-from telemetry.models import BucketLayout
 from telemetry.storage.rollup_tables import (
     ENGINE_TTFT,
     ENGINES,
@@ -33,7 +32,6 @@ from telemetry.storage.rollup_tables import (
     sums_in,
 )
 
-K = TypeVar("K", bound=Hashable)
 Histograms = dict[tuple[Any, datetime], Merged]  # by (key, start of the step)
 STEP = "date_bin(make_interval(secs => %(step)s), at - interval '1 microsecond', %(start)s)"
 STEP_NUMBER = "(date_part('epoch', start - %(start)s) / %(step)s)::integer"  # of a step's start
@@ -102,12 +100,12 @@ class RouterSums:
     predicted_tokens: int | None
     predicted_cached_tokens: int | None
     client_error_requests: int | None  # responses with 4xx
-    completed: int | None  # successful responses, whether or not they reported usage
+    ok_requests: int | None  # successful responses, whether or not they reported usage
 
     @property
     def accounted_ratio(self) -> float | None:
         """Share of the successful responses that the hit rate includes."""
-        return accounted_ratio(self.usage_reported, self.completed)
+        return accounted_ratio(self.usage_reported, self.ok_requests)
 
 
 class Hits(NamedTuple):
@@ -256,7 +254,7 @@ def router_sums(
     return sums, [Coverage(row[2], *row[-2:]) for row in rows if not row[0]]
 
 
-def newest_gauges(replica_ids: Sequence[int], *, since: datetime, until: datetime) -> dict[int, Gauges]:
+def newest_gauges(replica_ids: Sequence[int], since: datetime, until: datetime) -> dict[int, Gauges]:
     """Gauges of each replica's newest scrape between two times; a failed newest scrape is left out. One query."""
     rows = fetch_rows(
         f"""
@@ -365,32 +363,27 @@ def merge_histograms(parts: Iterable[Merged]) -> Merged | None:
 
 
 def _histograms(key: str, rows: str, condition: str, parameters: dict[str, Any]) -> Histograms:
-    """The buckets of some rows that meet a condition, added up per key and step; one row for each of these."""
-    sums = fetch_rows(
+    """The buckets of some rows that meet a condition, added up per key and step; one row for each and layout.
+
+    The first row of a layout has its edges: the layout of a reading is stored before the reading.
+    """
+    rows_of_layouts = fetch_rows(
         f"""
-        select key, start, layout_id, array_agg(position), array_agg(n) from (
+        select key, start, layout_id, array_agg(position), array_agg(n), case when row_number()
+            over (partition by layout_id) = 1 then (select edges from telemetry_bucketlayout where id = layout_id) end
+        from (
             select {key} as key, {STEP} as start, layout_id, position, sum(n)::bigint as n
             from {rows}, unnest(positions, counts) as bucket(position, n) where {condition} group by 1, 2, 3, 4
         ) as buckets group by key, start, layout_id
         """,  # noqa: S608 - no part of it comes from outside
         parameters,
     )
-    return merged_layouts(
-        ((tuple(key) if isinstance(key, list) else key, start), layout, dict(zip(positions, counts, strict=True)))
-        for key, start, layout, positions, counts in sums
-    )
-
-
-def merged_layouts(rows: Iterable[tuple[K, int, dict[int, int]]]) -> dict[K, Merged]:
-    """Rows of (key, layout, counts by position) as a histogram per key. One query.
-
-    Layouts are read after the rows: the layout of a reading is stored before the reading.
-    """
-    counts: dict[K, dict[int, dict[int, int]]] = defaultdict(dict)
-    for key, layout, of_layout in rows:
-        counts[key][layout] = of_layout
-    edges = {pk: tuple(values) for pk, values in BucketLayout.objects.values_list("pk", "edges")}
-    merged = {key: merge([Buckets(edges[pk], part) for pk, part in parts.items()]) for key, parts in counts.items()}
+    edges = {layout: tuple(values) for _, _, layout, _, _, values in rows_of_layouts if values is not None}
+    parts: dict[tuple[Any, datetime], list[Buckets]] = defaultdict(list)
+    for found, start, layout, positions, counts, _ in rows_of_layouts:
+        buckets = Buckets(edges[layout], dict(zip(positions, counts, strict=True)))
+        parts[tuple(found) if isinstance(found, list) else found, start].append(buckets)
+    merged = {step: merge(of_step) for step, of_step in parts.items()}
     return {key: histogram for key, histogram in merged.items() if histogram is not None}
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 from django.conf import settings
@@ -184,12 +184,11 @@ def replica_table(
 
 
 def live_context(state: PageState) -> dict[str, Any]:
-    """The context of every live part. At most six queries."""
+    """The context of every live part. One query, and two at most where ``in_time`` is shown."""
     objective_s = float(view.key) if (view := OBJECTIVE.view(state.query, state.kind)) else 0.0
     return {
         "page_state": state,
-        "objective_s": objective_s,
-        "in_time": share_within(state.subject, state.range.window, objective_s),
+        "in_time": cache(lambda: share_within(state.subject, state.range.window, objective_s)),
         "events": events_of(state.subject, state.range.window, MAX_EVENTS)[::-1],
     }
 

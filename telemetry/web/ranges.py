@@ -69,7 +69,12 @@ class TimeRange:
     @property
     def table(self) -> Window:
         """The window of tables."""
-        return self._last(min(self.window.length_s, MAX_TABLE_S)) if self.live else self.window
+        return self._last(MAX_TABLE_S) if self.live and self.window.length_s > MAX_TABLE_S else self.window
+
+    @property
+    def tiles(self) -> Window:
+        """The window of tiles: that of tables where the range is not longer, so that both share their queries."""
+        return self.table if (length_s(self.key) or MAX_RANGE_S) <= MAX_TABLE_S else self.window
 
     @property
     def refresh_s(self) -> int:

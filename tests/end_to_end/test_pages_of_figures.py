@@ -352,3 +352,17 @@ def test_the_overview_is_usable_within_its_budget(site, operator, replicas, quer
         if is_within_budget():
             break
     assert is_within_budget(), (cold, warm, known)
+
+
+@pytest.mark.parametrize("how", ["dialog", "media"])
+def test_paper_shows_the_charts_that_were_never_scrolled_into_view(site, full, complaints, how):
+    page = site.open(viewport={"width": 1280, "height": 600})
+    complaints.listen(page)
+    page.goto("/replicas/gpu-1/")
+    expect(page.locator("[data-chart=hit-rate] .js-plotly-plot")).to_have_count(1)
+    charts = page.locator("[data-chart]").count()
+    assert page.locator(".js-plotly-plot").count() < charts
+
+    page.pdf() if how == "dialog" else page.emulate_media(media="print")
+
+    drawn(page, charts)

@@ -1,17 +1,23 @@
 """Shared fixtures: a pool, partitions, and scripted servers."""
 
 from collections.abc import Iterator
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
 from controlplane.models import Pool
 from controlplane.services.fleet.pools import create_pool
+from telemetry.services.figures.overview import Fleet, Subject
 from telemetry.storage.partitions import drop_before
 from tests.fakes.fake_metrics_server import FakeMetricsServer, serving
 from tests.fakes.fake_webhook_receiver import FakeWebhookReceiver, receiving
 
 T0 = datetime(2031, 3, 4, 12, tzinfo=UTC)  # a due time of every interval
+
+
+def fleet_of(*pools: Pool) -> Fleet:
+    """What figures of some pools, or of all, are computed from."""
+    return Fleet(Subject(list(pools) or None), T0 - timedelta(hours=1))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

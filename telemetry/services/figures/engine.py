@@ -16,7 +16,7 @@ from telemetry.metrics.engine_names import EXPECTED, PROMPT_SOURCES, WAITING_REA
 from telemetry.metrics.rates import Comparison, EngineCounts, RouterCounts, compare, ratio, sum_known
 from telemetry.metrics.windows import PointState, Series, Window
 from telemetry.models import ScrapeState
-from telemetry.services.figures.overview import Pools, Subject, pool_names, replicas_of
+from telemetry.services.figures.overview import Fleet, Subject
 from telemetry.services.figures.series import Point, line_of
 from telemetry.storage.dimension_sums import (
     EngineTotals,
@@ -27,7 +27,7 @@ from telemetry.storage.dimension_sums import (
 )
 from telemetry.storage.dimension_sums import waiting_by_reason as waiting_sums
 from telemetry.storage.replica_facts import is_decode
-from telemetry.storage.sums import EngineSums, engine_sums, fetch_rows, point_state
+from telemetry.storage.sums import EngineSums, fetch_rows, point_state
 
 PHASES = {"queue": "in queue", "prefill": "in prefill"}
 SOURCES = dict(zip(PROMPT_SOURCES, ("computed", "cached", "transferred"), strict=True))
@@ -70,7 +70,7 @@ def cache_churn(subject: Subject, window: Window) -> list[Series]:
 
 def prompt_sources(subject: Subject, window: Window) -> list[Series]:
     """Shares of the prompt tokens that were computed, cached, and transferred by a KV connector, 0 to 1."""
-    rows = optional_counter_sums(_ids(subject), window, PROMPT_SOURCES)
+    rows = optional_counter_sums(subject.ids(), window, PROMPT_SOURCES)
     lines = []
     for name, label in SOURCES.items():
         if any(row.values[name] is not None for row in rows):
@@ -81,7 +81,7 @@ def prompt_sources(subject: Subject, window: Window) -> list[Series]:
 
 def mm_hit_rate(subject: Subject, window: Window) -> list[Series]:
     """Cached / queried multimodal items, 0 to 1; no line without queries."""
-    rows = optional_counter_sums(_ids(subject), window, ("mm_cache_queries", "mm_cache_hits"))
+    rows = optional_counter_sums(subject.ids(), window, ("mm_cache_queries", "mm_cache_hits"))
     if not any(row.values["mm_cache_queries"] for row in rows):
         return []
     points = {row.start: _ratio_point(row, row.values["mm_cache_hits"], row.values["mm_cache_queries"]) for row in rows}
@@ -90,7 +90,7 @@ def mm_hit_rate(subject: Subject, window: Window) -> list[Series]:
 
 def waiting_by_reason(subject: Subject, window: Window) -> list[Series]:
     """Waiting requests of all engines together, by reason."""
-    rows = waiting_sums(_ids(subject), window)
+    rows = waiting_sums(subject.ids(), window)
     return [
         line_of(label, window, {row.start: _value_point(row.values[name]) for row in rows})
         for name, label in REASONS.items()
@@ -134,7 +134,7 @@ def _turnovers_per_hour(replica: Replica, row: ReplicaTotals) -> float | None:
 
 def _mean_durations(subject: Subject, window: Window, labels: Mapping[str, str]) -> list[Series]:
     rows = optional_counter_sums(
-        _ids(subject), window, [f"{name}_{part}" for name in labels for part in ("ms", "count")]
+        subject.ids(), window, [f"{name}_{part}" for name in labels for part in ("ms", "count")]
     )
     return [
         line_of(label, window, _means(rows, name))
@@ -166,10 +166,6 @@ def _prompt_tokens(row: EngineTotals) -> float | None:
     return sum(known) if known else None
 
 
-def _ids(subject: Subject) -> list[int]:
-    return [replica.pk for replica in subject.replicas()]
-
-
 SKEWED_NOTE = (
     "{} counts a request each time it tries to schedule it, so under memory pressure or with KV connectors the hit"
     " rate may be too high or too low. Releases from 0.33 on count it once."
@@ -196,12 +192,10 @@ class EngineNotes:
         return not set(figures) & set(self.not_reported)
 
 
-def engine_notes(replicas: Sequence[Replica], window: Window) -> dict[int, EngineNotes]:
-    """Notes by replica id, as of the window's end. 2 queries."""
-    ids = [replica.pk for replica in replicas]
-    states = {state.replica_id: state for state in ScrapeState.objects.filter(replica_id__in=ids).defer("raw_counters")}
-    missing = _not_reported(ids, window)
-    return {replica.pk: _notes(replica, states.get(replica.pk), missing.get(replica.pk, ())) for replica in replicas}
+def engine_notes(fleet: Fleet, window: Window) -> dict[int, EngineNotes]:
+    """Notes by replica id, as of the window's end. At most 3 queries."""
+    missing = _not_reported([replica.pk for replica in fleet.replicas], window)
+    return {row.pk: _notes(row, fleet.states.get(row.pk), missing.get(row.pk, ())) for row in fleet.replicas}
 
 
 def _not_reported(replica_ids: Sequence[int], window: Window) -> dict[int, tuple[str, ...]]:
@@ -254,18 +248,17 @@ MAX_WINDOW_S = 86_400.0  # because it reads unaggregated readings
 
 def last_day_of(window: Window) -> Window:
     """The part of a window that is reconciled: at most its last day."""
-    return Window.last(min(window.length_s, MAX_WINDOW_S), until=window.end, step_s=window.step_s)
+    is_long = window.length_s > MAX_WINDOW_S
+    return Window.last(MAX_WINDOW_S, until=window.end, step_s=window.step_s) if is_long else window
 
 
-def reconcile(pools: Pools, window: Window, *, only: Replica | None = None) -> list[Reconciled]:
-    """Reconcile the replicas of some or all pools, by pool and name, or only one. At most 5 queries."""
-    replicas = replicas_of(pools) if only is None else [only]
-    ids = [replica.pk for replica in replicas]
-    engine_rows = {row.replica_id: row for row in engine_sums(ids, window, whole=True)}
-    routed = router_counts_by_replica(pool_names(pools), window)
-    notes = engine_notes(replicas, window)
+def reconcile(fleet: Fleet, window: Window) -> list[Reconciled]:
+    """Reconcile the replicas of some or all pools, by pool and name, or only one. At most 6 queries."""
+    engine_rows = fleet.engine_sums(window)
+    routed = router_counts_by_replica(fleet.subject.pool_names(), window)
+    notes = engine_notes(fleet, window)
     rows = []
-    for replica in replicas:
+    for replica in fleet.replicas:
         engine_note = notes[replica.pk]
         engine = _engine_counts(engine_rows.get(replica.pk), is_decode=engine_note.is_decode)
         responses = routed.get((replica.pool.name, replica.name), RouterCounts())

@@ -277,7 +277,7 @@ def gauge(subject: Subject, window: Window, name: str) -> list[Series]:
 def preemptions(subject: Subject, window: Window) -> list[Series]:
     """Preemptions per second, a line per replica."""
     points: dict[int, dict[datetime, Point]] = defaultdict(dict)
-    for row in sums.engine_sums(_ids(subject), window):
+    for row in sums.engine_sums(subject.ids(), window):
         value = ratio(row.preemptions, row.covered_s)
         absent = PointState.STALE if row.stale else PointState.UNKNOWN
         points[row.replica_id][row.start] = (value, PointState.OK if value is not None else absent)
@@ -325,10 +325,6 @@ def _share_of(rows: list[KeyedSums] | None, requests: int | None) -> Point:
 
 
 # --- rows -------------------------------------------------------------------------------------------------
-
-
-def _ids(subject: Subject) -> list[int]:
-    return [replica.pk for replica in subject.replicas()]
 
 
 def _by_start(rows: Iterable[KeyedSums]) -> Steps:

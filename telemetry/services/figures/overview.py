@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 from django.conf import settings
 from django.utils import timezone
@@ -20,10 +22,13 @@ from telemetry.metrics.windows import FleetTiles, GroupRow, PointState, Reachabl
 from telemetry.models import STARTING_S, Health, ScrapeState
 from telemetry.storage import sums
 from telemetry.storage.reachable import reachable_by_group, reachable_share
-from telemetry.storage.replica_facts import COLD_S, hit_rate_replicas, is_decode, removed_replicas
+from telemetry.storage.replica_facts import COLD_S, is_decode, removed_replicas
+
+T = TypeVar("T")
+NON_STREAMED = partial(sums.router_latency, streamed=False)
 
 NOT_ATTEMPTED = "no recent scrape attempt"
-SILENT_INTERVALS = 3  # scrape intervals without an attempt: the scraper itself is down
+SILENT_INTERVALS = 3  # scrape intervals without an attempt: the scraper itself is down, and gauges are not current
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,40 +93,74 @@ def quantile_s(merged: Merged | None, q: float) -> float | None:
 
 
 Pools = Sequence[Pool] | None  # None: all pools
-GAUGE_INTERVALS = 3  # older gauges are not current
 
 
-def replicas_of(pools: Pools) -> list[Replica]:
-    """Replicas of some or all pools, with their pool, sorted by name."""
-    replicas = Replica.objects.select_related("pool").order_by("pool__name", "name")
-    return list(replicas if pools is None else replicas.filter(pool__in=pools))
+class Fleet:
+    """What the figures of one page are computed from: each query runs once, when a figure first needs it."""
+
+    def __init__(self, subject: Subject, since: datetime | None = None) -> None:
+        """``since``: the earliest start of the windows; None: figures are of the replicas that exist."""
+        self.subject, self._since = subject, since
+        self._known: dict[Hashable, Any] = {}
+
+    def _once(self, read: Callable[..., T], selected: Any, *times: Window | datetime, **options: Any) -> T:
+        if (read, times) not in self._known:
+            self._known[read, times] = read(selected, *times, **options)
+        found: T = self._known[read, times]
+        return found
+
+    @cached_property
+    def replicas(self) -> list[Replica]:
+        return self.subject.replicas()
+
+    @cached_property
+    def removed(self) -> list[Replica]:
+        """Replicas that were removed from its pools since."""
+        if self.subject.replica is not None or self._since is None:
+            return []
+        return removed_replicas(self._since, self.subject.pools)
+
+    @cached_property
+    def states(self) -> dict[int, ScrapeState]:
+        """The state of the scrapes of each replica, by its id."""
+        states = ScrapeState.objects.filter(replica__in=self.replicas).defer("raw_counters")
+        return {state.replica_id: state for state in states if state.replica_id is not None}
+
+    @cached_property
+    def counted_ids(self) -> list[int]:
+        """Ids of the replicas whose counters make the hit rate of pools, also of those removed since."""
+        roles = {pk: state.role for pk, state in self.states.items()}
+        every = (*self.replicas, *self.removed)
+        return [replica.pk for replica in every if not is_decode(replica, roles.get(replica.pk, ""))]
+
+    def engine_sums(self, window: Window) -> dict[int, sums.EngineSums]:
+        """By the replica's id, also of those removed since."""
+        ids = [replica.pk for replica in (*self.replicas, *self.removed)]
+        return {row.replica_id: row for row in self._once(sums.engine_sums, ids, window, whole=True)}
+
+    def gauges(self, at: datetime) -> dict[int, sums.Gauges]:
+        """The gauges that are current at a time, by the replica's id."""
+        since = at - timedelta(seconds=SILENT_INTERVALS * settings.SCRAPE_INTERVAL_S + 1)
+        return self._once(sums.newest_gauges, [replica.pk for replica in self.replicas], since, at)
+
+    def router_sums(self, window: Window) -> tuple[list[sums.RouterSums], list[sums.Coverage]]:
+        return self._once(sums.router_sums, self.subject.pool_names(), window, whole=True)
+
+    def by_group(self, read: Callable[..., sums.Histograms], window: Window) -> dict[tuple[str, str], Merged]:
+        """Histograms of routers by pool and task group."""
+        found = self._once(read, self.subject.pool_names(), window, by="group", whole=True)
+        return {key: merged for (key, _), merged in found.items()}
 
 
-def counted_replicas(pools: Pools, window: Window) -> list[Replica]:
-    """The replicas whose counters make the hit rate of some or all pools in a window, also those removed since.
-
-    Three queries.
-    """
-    return hit_rate_replicas([*replicas_of(pools), *removed_replicas(window.start, pools)])
-
-
-def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
-    """The fleet's figures over a window; gauges and replicas up are as of its end. At most 12 queries."""
-    every = replicas_of(pools)
-    replicas = [replica for replica in every if replica.state != ReplicaState.DISABLED]
-    ids = [replica.pk for replica in replicas]
-    enabled_ids = set(ids)
-    states = _states([replica.pk for replica in every])
-    roles = {pk: state.role for pk, state in states.items()}
-    counted = [*every, *removed_replicas(window.start, pools)]
-    counted_ids = {replica.pk for replica in counted if not is_decode(replica, roles.get(replica.pk, ""))}
-    engine = sums.engine_sums([replica.pk for replica in counted], window, whole=True)
-    routed, coverage = sums.router_sums(pool_names(pools), window, whole=True)
-    gauges = _newest(ids, window).values()
-    source, ttft = _ttft(pools, ids, window)
-    latency = sums.router_latency(pool_names(pools), window, streamed=False, whole=True)
-    non_streamed = sums.merge_histograms(latency.values())
-    hit_rate_rows = [row for row in engine if row.replica_id in counted_ids]
+def fleet_tiles(fleet: Fleet, window: Window) -> FleetTiles:
+    """The fleet's figures over a window; gauges and replicas up are as of its end. At most 10 queries."""
+    ids = [replica.pk for replica in fleet.replicas if replica.state != ReplicaState.DISABLED]
+    states, engine, newest = fleet.states, fleet.engine_sums(window), fleet.gauges(window.end)
+    routed, coverage = fleet.router_sums(window)
+    gauges = [newest[pk] for pk in ids if pk in newest]
+    source, ttft = _ttft(fleet, ids, window)
+    non_streamed = sums.merge_histograms(fleet.by_group(NON_STREAMED, window).values())
+    hit_rate_rows = [engine[pk] for pk in fleet.counted_ids if pk in engine]
     queries = sum_known(row.queries for row in hit_rate_rows)
     now = timezone.now()
     return FleetTiles(
@@ -129,18 +168,17 @@ def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
             queries, sum_known(row.hits for row in hit_rate_rows), sum_known(row.external_hits for row in hit_rate_rows)
         ),
         hit_rate_state=sums.combined_state(hit_rate_rows),
-        reachable=reachable_share(pool_names(pools), window),
+        reachable=reachable_share(fleet.subject.pool_names(), window),
         ttft_p50_s=quantile_s(ttft, 0.5),
         ttft_p95_s=quantile_s(ttft, 0.95),
         ttft_source=source,
         ttft_timed_ratio=1.0 if source == "engine" else timed_ratio(ttft, non_streamed),
         plain_p50_s=quantile_s(non_streamed, 0.5),
         plain_p95_s=quantile_s(non_streamed, 0.95),
-        requests_per_s=_requests_per_s(routed, coverage, [row for row in engine if row.replica_id in enabled_ids]),
-        running=sum_known(gauge.running for gauge in gauges),
+        requests_per_s=_requests_per_s(routed, coverage, [engine[pk] for pk in ids if pk in engine]),
         waiting=sum_known(gauge.waiting for gauge in gauges),
         replicas_up=_replicas_up([health_of(states.get(pk), now) for pk in ids]),
-        replicas_total=len(replicas),
+        replicas_total=len(ids),
         read_at=max((state.ok_at for state in states.values() if state.ok_at), default=None),
     )
 
@@ -154,17 +192,20 @@ class Change:
     ttft_p95: float | None
 
 
-def change_of(tiles: FleetTiles, pools: Pools, window: Window) -> Change:
-    """The tiles of a window against the period of the same length before it. At most 7 queries."""
+def before(window: Window) -> Window:
+    """The period of the same length before a window, as one step."""
     length = window.end - window.start
-    before = Window(window.start - length, window.start, length.total_seconds())
-    counted = counted_replicas(pools, before)
-    rows = sums.hit_sums_by_set([[replica.pk for replica in counted]], before)
+    return Window(window.start - length, window.start, length.total_seconds())
+
+
+def change_of(tiles: FleetTiles, fleet: Fleet, period: Window) -> Change:
+    """The tiles against those of the period before. At most three queries."""
+    rows = sums.hit_sums_by_set([fleet.counted_ids], period)
     rate = next((hit_rate_ratio(row.queries, row.hits, row.external_hits) for row in rows), None)
     if tiles.ttft_source == "engine":
-        histograms = sums.engine_ttft([replica.pk for replica in counted], before, whole=True)
+        histograms = sums.engine_ttft(fleet.counted_ids, period, whole=True)
     else:
-        histograms = sums.router_ttft(pool_names(pools), before, whole=True)
+        histograms = sums.router_ttft(fleet.subject.pool_names(), period, whole=True)
     ttft = sums.merge_histograms(histograms.values())
     return Change(
         None if rate is None or tiles.hit_rate_ratio is None else tiles.hit_rate_ratio - rate,
@@ -179,12 +220,9 @@ def _replicas_up(healths: Sequence[TargetHealth]) -> int | None:
     return sum(health.is_serving for health in known) if known else None
 
 
-def replica_rows(replicas: Sequence[Replica], window: Window) -> list[ReplicaRow]:
-    """One row per replica, including disabled ones, in the same order, without TTFT. 4 queries."""
-    ids = [replica.pk for replica in replicas]
-    states = _states(ids)
-    engine = {row.replica_id: row for row in sums.engine_sums(ids, window, whole=True)}
-    gauges = _newest(ids, window)
+def replica_rows(fleet: Fleet, window: Window) -> list[ReplicaRow]:
+    """One row per replica, including disabled ones, in the same order, without TTFT. At most 5 queries."""
+    states, engine, gauges = fleet.states, fleet.engine_sums(window), fleet.gauges(window.end)
     now = timezone.now()
     return [
         _replica_row(
@@ -194,7 +232,7 @@ def replica_rows(replicas: Sequence[Replica], window: Window) -> list[ReplicaRow
             gauges=gauges.get(replica.pk, sums.Gauges(None, None, None)),
             state=states.get(replica.pk),
         )
-        for replica in replicas
+        for replica in fleet.replicas
     ]
 
 
@@ -255,16 +293,15 @@ def _replica_row(
     )
 
 
-def group_rows(pools: Pools, window: Window) -> list[GroupRow]:
-    """One row per task group that exists or had requests, by pool and name, from router metrics. 7 queries."""
-    routed, coverage = sums.router_sums(pool_names(pools), window, whole=True)
-    timed = sums.router_ttft(pool_names(pools), window, by="group", whole=True)
-    non_streamed = sums.router_latency(pool_names(pools), window, streamed=False, by="group", whole=True)
-    ttft, latency = ({key: merged for (key, _), merged in by_step.items()} for by_step in (timed, non_streamed))
+def group_rows(fleet: Fleet, window: Window) -> list[GroupRow]:
+    """One row per task group that exists or had requests, by pool and name, from router metrics. At most 5 queries."""
+    ttft, latency = fleet.by_group(sums.router_ttft, window), fleet.by_group(NON_STREAMED, window)
+    pools = fleet.subject.pools
+    routed, coverage = fleet.router_sums(window)
     groups = TaskGroup.objects.values_list("pool__name", "name")
     routed_by_group = {(row.pool, row.group): row for row in routed}
     names = set(groups if pools is None else groups.filter(pool__in=pools)) | set(routed_by_group)
-    reachable = reachable_by_group(pool_names(pools), window)
+    reachable = reachable_by_group(fleet.subject.pool_names(), window)
     return [
         _group_row(
             name,
@@ -329,19 +366,9 @@ def pool_names(pools: Pools) -> list[str] | None:
     return None if pools is None else [pool.name for pool in pools]
 
 
-def _states(replica_ids: list[int]) -> dict[int, ScrapeState]:
-    states = ScrapeState.objects.filter(replica_id__in=replica_ids).defer("raw_counters")
-    return {state.replica_id: state for state in states if state.replica_id is not None}
-
-
-def _newest(replica_ids: list[int], window: Window) -> dict[int, sums.Gauges]:
-    span = timedelta(seconds=GAUGE_INTERVALS * settings.SCRAPE_INTERVAL_S + 1)
-    return sums.newest_gauges(replica_ids, since=window.end - span, until=window.end)
-
-
-def _ttft(pools: Pools, replica_ids: list[int], window: Window) -> tuple[str | None, Merged | None]:
+def _ttft(fleet: Fleet, replica_ids: list[int], window: Window) -> tuple[str | None, Merged | None]:
     """(clock, histogram): of the routers if they observed requests, else of the engines."""
-    routed = sums.merge_histograms(sums.router_ttft(pool_names(pools), window, whole=True).values())
+    routed = sums.merge_histograms(fleet.by_group(sums.router_ttft, window).values())
     if routed is not None:
         return "router", routed
     engine = sums.merge_histograms(sums.engine_ttft(replica_ids, window, whole=True).values())
@@ -395,13 +422,18 @@ class Subject:
         return Kind.POOL if self.pool is not None else Kind.FLEET
 
     def replicas(self) -> list[Replica]:
-        """Replicas that may serve the subject. At most one query."""
-        return [self.replica] if self.replica is not None else replicas_of(self.pools)
+        """Replicas that may serve the subject, with their pool, sorted by name. At most one query."""
+        if self.replica is not None:
+            return [self.replica]
+        replicas = Replica.objects.select_related("pool").order_by("pool__name", "name")
+        return list(replicas if self.pools is None else replicas.filter(pool__in=self.pools))
+
+    def ids(self) -> list[int]:
+        return [replica.pk for replica in self.replicas()]
 
     def counted_ids(self, window: Window) -> list[int]:
         """Ids of the replicas whose counters make the subject's hit rate in a window."""
-        counted = [self.replica] if self.replica is not None else counted_replicas(self.pools, window)
-        return [replica.pk for replica in counted]
+        return [self.replica.pk] if self.replica is not None else Fleet(self, window.start).counted_ids
 
     def pool_names(self) -> list[str] | None:
         """Names of the subject's pools; None for all."""

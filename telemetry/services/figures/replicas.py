@@ -1,4 +1,4 @@
-"""Details of replicas: ranks, scraping, heat strips of the hit rate, and events and cold periods for charts."""
+"""Details of replicas: ranks, heat strips of the hit rate, and events and cold periods for charts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from django.db.models import Q
-from django.utils import timezone
 
 from controlplane.models import Event, Replica
 from controlplane.services.events import OBSERVED
 from telemetry.metrics.rates import hit_rate_ratio, ratio
 from telemetry.metrics.windows import PointState, Window
-from telemetry.models import Reading, ScrapeState
-from telemetry.services.figures.overview import Kind, Subject, TargetHealth, health_of
+from telemetry.models import Reading
+from telemetry.services.figures.overview import Kind, Subject
 from telemetry.storage import sums
 from telemetry.storage.dimension_sums import KeyedSums, rank_sums
 from telemetry.storage.replica_facts import cold_bands
@@ -38,36 +37,6 @@ class RankRow:
     running: float | None
     waiting: float | None
     kv_usage_ratio: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class ScrapeStatus:
-    """Scrape status of a replica."""
-
-    health: TargetHealth
-    read_at: datetime | None = None  # the newest scrape that succeeded
-    restarted_at: datetime | None = None
-    scrape_duration_s: float | None = None
-    failures: int = 0  # consecutive
-    lora_adapters: list[str] | None = None  # with requests at the last scrape; None: unknown
-    lacks_prefix_cache: bool = False  # the engine says that it runs without prefix caching
-
-
-def scraping_of(replica: Replica) -> ScrapeStatus:
-    """Scrape status of a replica. One query."""
-    state = ScrapeState.objects.filter(replica=replica).defer("raw_counters").first()
-    health = health_of(state, timezone.now(), added_at=replica.created_at)
-    if state is None:
-        return ScrapeStatus(health)
-    return ScrapeStatus(
-        health,
-        state.ok_at,
-        state.restarted_at,
-        state.duration_s,
-        state.failures,
-        state.lora_adapters,
-        state.lacks_prefix_cache,
-    )
 
 
 def rank_rows(replica: Replica, window: Window) -> list[RankRow]:

@@ -96,7 +96,7 @@ def hit_rate_by_group(subject: Subject, window: Window) -> list[Series]:
 
 
 def _accounted_note(label: str, rows: Collection[sums.RouterSums]) -> str:
-    completed = sum_known(row.completed for row in rows)
+    completed = sum_known(row.ok_requests for row in rows)
     return hit_rate_note(label, accounted_ratio(sum_known(row.usage_reported for row in rows), completed))
 
 

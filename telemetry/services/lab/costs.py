@@ -228,7 +228,8 @@ def _learnt(curve: CapacityCurve | None) -> PrefillRate:
         )
     return PrefillRate(
         curve.prefill_rate,
-        f"Learnt from {curve.prefill_fits:,} fits of an hour each until {curve.at:%d %b %H:%M} UTC, the last one of "
+        f"Learnt from {curve.prefill_fits:,} fit{'s' * (curve.prefill_fits != 1)} of an hour each until "
+        f"{curve.at:%d %b %H:%M} UTC, the last one of "
         f"{curve.fitted_requests:,} responses; the range is that of the fits.",
         curve.prefill_deviation,
     )

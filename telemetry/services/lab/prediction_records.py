@@ -224,7 +224,7 @@ def measured_outcome(pool: Pool, start: datetime, end: datetime) -> MeasuredOutc
     return MeasuredOutcome(
         sum_known(row.requests for row in rows) or 0,
         ratio(sum_known(row.cached_tokens for row in rows), sum_known(row.prompt_tokens for row in rows)),
-        accounted_ratio(sum_known(row.usage_reported for row in rows), sum_known(row.completed for row in rows)),
+        accounted_ratio(sum_known(row.usage_reported for row in rows), sum_known(row.ok_requests for row in rows)),
         quantile_s(ttft, 0.5),
         quantile_s(ttft, 0.95),
         int(ttft.buckets.total) if ttft else 0,

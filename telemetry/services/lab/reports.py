@@ -232,7 +232,7 @@ def _side(
 ) -> ReportSide:
     total = {name: sum_known(getattr(row, name) for row in rows) for name in _TOTALS}
     prompt, cached = total["prompt_tokens"], total["cached_tokens"]
-    reported = ratio(total["usage_reported"], total["completed"])
+    reported = ratio(total["usage_reported"], total["ok_requests"])
     computed = None
     if prompt is not None and cached is not None and covered_s and reported:
         computed = (prompt - cached) / reported * DAY_S / covered_s
@@ -252,7 +252,7 @@ def _side(
     )
 
 
-_TOTALS = ("requests", "failed", "prompt_tokens", "cached_tokens", "usage_reported", "completed")
+_TOTALS = ("requests", "failed", "prompt_tokens", "cached_tokens", "usage_reported", "ok_requests")
 
 
 def _load_skew(pool: Pool, window: Window) -> float | None:

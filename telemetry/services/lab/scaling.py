@@ -22,10 +22,10 @@ from telemetry.lab.predictions import Verdict
 from telemetry.lab.scaling import Caching, Demand, Recommendation, SizeFigures, recommend
 from telemetry.metrics.rates import sum_known
 from telemetry.metrics.windows import PointState, Window
-from telemetry.models import CapacityCurve, ScrapeState
-from telemetry.services.figures.overview import SILENT_INTERVALS, Pools, health_of, replicas_of
+from telemetry.models import CapacityCurve
+from telemetry.services.figures.overview import SILENT_INTERVALS, Fleet, Pools, Subject, health_of
 from telemetry.services.lab.sizing import newest_sweep
-from telemetry.storage.sums import Gauges, Hits, hit_sums_by_set, mean_gauge, newest_gauges
+from telemetry.storage.sums import Gauges, Hits, hit_sums_by_set, mean_gauge
 
 PEAK_S, STEP_S = 3600.0, 60.0
 MAX_CURVE_AGE = timedelta(hours=1)  # curves are computed every ten minutes
@@ -77,12 +77,17 @@ class _RouterSums:
     problem: str = ""
 
 
-def scaling_of(pools: Pools, now: datetime) -> list[PoolScaling]:
-    """Scaling signals by pool name. At most ten queries, and two for each pool with several replicas."""
+def scaling_of(pools: Pools, now: datetime, fleet: Fleet | None = None) -> list[PoolScaling]:
+    """Scaling signals by pool name. At most ten queries, and two for each pool with several replicas.
+
+    ``fleet``: what a page already read of the same pools.
+    """
+    fleet = fleet or Fleet(Subject(pools))
     members: dict[Pool, list[Replica]] = defaultdict(list)
     for pool in Pool.objects.order_by("name") if pools is None else pools:
         members[pool] = []
-    serving = _serving(replicas_of(pools), now)
+    active = [replica for replica in fleet.replicas if replica.state == ReplicaState.ACTIVE]
+    serving = [replica for replica in active if health_of(fleet.states.get(replica.pk), now).is_serving]
     for replica in serving:
         members[replica.pool].append(replica)
     ids = [replica.pk for replica in serving]
@@ -94,7 +99,7 @@ def scaling_of(pools: Pools, now: datetime) -> list[PoolScaling]:
     for pk, step, value, _ in mean_gauge(ids, window, "kv_usage_ratio"):
         if value is not None:
             usage[pk].append((step, value))
-    gauges = newest_gauges(ids, since=now - _max_age(), until=now)
+    gauges = fleet.gauges(now)
     routers, curves = _router_states(now), _curves(members, now)
     return [
         _scaling(
@@ -148,18 +153,6 @@ def _problem(replicas: Sequence[Replica]) -> str:
     return ""
 
 
-def _serving(replicas: Sequence[Replica], now: datetime) -> list[Replica]:
-    """The active replicas whose last scrape succeeded lately."""
-    active = [replica for replica in replicas if replica.state == ReplicaState.ACTIVE]
-    rows = ScrapeState.objects.filter(replica__in=active).defer("raw_counters")
-    states = {state.replica_id: state for state in rows}
-    return [replica for replica in active if health_of(states.get(replica.pk), now).is_serving]
-
-
-def _max_age() -> timedelta:
-    return timedelta(seconds=SILENT_INTERVALS * settings.SCRAPE_INTERVAL_S + 1)
-
-
 # --- routers ---------------------------------------------------------------------------------------------------------
 
 
@@ -168,7 +161,7 @@ def _router_states(now: datetime) -> dict[str, dict[str, dict[str, float]] | Non
     rows = Router.objects.filter(lost_at=None).values_list(
         "name", "scrape_state__ok_at", "scrape_state__pool_loads", named=True
     )
-    newest = now - _max_age()
+    newest = now - timedelta(seconds=SILENT_INTERVALS * settings.SCRAPE_INTERVAL_S + 1)
     states: dict[str, dict[str, dict[str, float]] | None] = {}
     for name, ok_at, loads in rows:
         states[name] = loads if ok_at is not None and ok_at >= newest else None

@@ -18,7 +18,7 @@ from controlplane.services.policies.rollout_transitions import scope_text
 from controlplane.web.base import render_live, requested_sort
 from telemetry.lab.breakdown import LOSS_TEXTS, Breakdown, actionable_losses
 from telemetry.metrics.windows import Window
-from telemetry.models import AlertState
+from telemetry.models import AlertState, RuleKind, ScrapeState
 from telemetry.services.alerts.alerts import alerts, open_alerts
 from telemetry.services.figures.engine import last_day_of, reconcile
 from telemetry.services.figures.groups import (
@@ -30,14 +30,16 @@ from telemetry.services.figures.groups import (
 )
 from telemetry.services.figures.kv_streams import kv_streams_of
 from telemetry.services.figures.overview import (
+    Fleet,
     Subject,
+    before,
     change_of,
     fleet_tiles,
     group_rows,
     replica_rows,
     with_ttft,
 )
-from telemetry.services.figures.replicas import heat_strips, rank_rows, scraping_of
+from telemetry.services.figures.replicas import heat_strips, rank_rows
 from telemetry.services.figures.semantic_cache import semantic_cache_of
 from telemetry.services.lab.breakdowns import breakdowns_by_pool
 from telemetry.services.lab.costs import has_response_cache, response_cache_figures
@@ -52,6 +54,7 @@ from telemetry.web.ranges import NO_GROUP, PageState, overview_of, page_state, p
 # What the page of a removed replica shows.
 BEFORE_REMOVAL, AFTER_REMOVAL = timedelta(hours=1), timedelta(minutes=1)
 MAX_ALERTS = 5
+HIT_RATE_FELL = Q(state=AlertState.FIRING, rule__kind__in=(RuleKind.HIT_RATE_DROP, RuleKind.HIT_RATE_FLOOR))
 
 
 def _open_rollouts(pools: list[Pool]) -> list[dict[str, Any]]:
@@ -83,8 +86,8 @@ def overview(request: HttpRequest) -> HttpResponse:
             query.pop(name, None)
         return redirect(f"{path_of(subject)}?{query.urlencode()}")
     context = _overview(request, state) | frame(state, MAIN_CHARTS)
-    if (pool := context["pool"]) is not None:
-        context["reconciled"] = reconcile([pool], last_day_of(state.range.table))
+    if context["pool"] is not None:
+        context["reconciled"] = reconcile(context["fleet"], last_day_of(state.range.table))
     return render_live(request, "telemetry/overview.html", context, partial=False)
 
 
@@ -105,26 +108,30 @@ def pool_detail(request: HttpRequest, pool_name: str) -> HttpResponse:
 
 def _overview(request: HttpRequest, state: PageState) -> dict[str, Any]:
     """The live part. Its size and queries do not depend on the fleet's size, except for the replicas of one page."""
-    subject, window, now = state.subject, state.range.window, timezone.now()
+    subject, window = state.subject, state.range.tiles
+    now = window.end if state.range.live else timezone.now()
+    period = before(window)
+    fleet = Fleet(subject, period.start)
     pools = state.pools if subject.pool is None else [subject.pool]
-    tiles = fleet_tiles(subject.pools, window)
+    tiles = fleet_tiles(fleet, window)
     group_sort = requested_sort(request, GROUP_COLUMNS, param="gsort")
-    replicas = subject.replicas()
-    rows = replica_rows(replicas, state.range.table)
-    table = replica_table(request, rows, lambda listed: with_ttft(listed, replicas, state.range.table))
+    rows = replica_rows(fleet, state.range.table)
+    table = replica_table(request, rows, lambda listed: with_ttft(listed, fleet.replicas, state.range.table))
     shown = {row.name for row in table.page}
     breakdowns = breakdowns_by_pool(pools, window)
     return {
         **live_context(state),
+        "fleet": fleet,
         "tiles": tiles,
-        "change": change_of(tiles, subject.pools, window),
-        "saved": saved_in(pools, window, now),
+        "change": change_of(tiles, fleet, period),
+        "saved": saved_in(fleet, pools, window, now),
         "losses": _largest_losses(pools, breakdowns),
         "policies": policies_in_use(pools),
         "rollouts": _open_rollouts(pools),
         "routers": Router.objects.aggregate(total=Count("pk"), up=Count("pk", filter=Q(lost_at=None))),
         "pool": pools[0] if len(pools) == 1 else None,
-        "scaling": scaling_of(pools, now)[0] if len(pools) == 1 else None,
+        "scaling": scaling_of(pools, now, fleet)[0] if len(pools) == 1 else None,
+        "incident": len(pools) == 1 and open_alerts(pools[0]).filter(HIT_RATE_FELL).exists(),
         "cache": (
             response_cache_figures(subject.pools, state.range.table) if has_response_cache(subject.pools) else None
         ),
@@ -132,8 +139,8 @@ def _overview(request: HttpRequest, state: PageState) -> dict[str, Any]:
         "scrape_gap": scrape_gap(tiles.read_at) if state.range.live and tiles.replicas_total else "",
         "replicas": table,
         "not_up": [row for row in rows if row.health in {"down", "stale"}],
-        "strips": heat_strips([replica for replica in replicas if replica.name in shown], window),
-        "groups": group_sort.apply(group_rows(subject.pools, state.range.table)),
+        "strips": heat_strips([replica for replica in fleet.replicas if replica.name in shown], window),
+        "groups": group_sort.apply(group_rows(fleet, state.range.table)),
         "group_sort": group_sort,
     }
 
@@ -208,8 +215,8 @@ def replica_detail(request: HttpRequest, replica_name: str) -> HttpResponse:
         times = {"from": removal.at - BEFORE_REMOVAL, "to": removal.at + AFTER_REMOVAL}
         query = urlencode({name: f"{at:%Y-%m-%dT%H:%M:%S}" for name, at in times.items()})
         return redirect(f"{reverse('telemetry:replica', args=[replica_name])}?{query}")
-    reconciled = reconcile([replica.pool], last_day_of(state.range.table), only=replica)
-    context = {**_replica(state, replica, removal), **frame(state), "reconciled": reconciled}
+    context = {**_replica(state, replica, removal), **frame(state)}
+    context["reconciled"] = reconcile(context["fleet"], last_day_of(state.range.table))
     return render_live(request, "telemetry/replica.html", context, partial=False)
 
 
@@ -228,18 +235,20 @@ def _replica_state(request: HttpRequest, replica_name: str) -> tuple[PageState, 
 
 
 def _replica(state: PageState, replica: Replica, removal: Event | None) -> dict[str, Any]:
-    scraping = scraping_of(replica)
+    window, fleet = state.range.tiles, Fleet(state.subject, state.range.window.start)
+    scraping = fleet.states.get(replica.pk) or ScrapeState()
     return {
         **live_context(state),
+        "fleet": fleet,
         "replica": replica,
         "removal": removal,
         "own_alerts": open_alerts(replica.pool).filter(state=AlertState.FIRING, subject=replica.name),
         "past_alerts": alerts(replica.pool).filter(subject=replica.name)[:MAX_ALERTS] if removal else (),
-        "row": with_ttft(replica_rows([replica], state.range.window), [replica], state.range.window)[0],
+        "row": with_ttft(replica_rows(fleet, window), [replica], window)[0],
         "usage": usage_reports(replica.pool.name, replica.name, last_day_of(state.range.table)),
         "scraping": scraping,
-        "read_at": scraping.read_at,
-        "scrape_gap": scrape_gap(scraping.read_at) if state.range.live and replica.state != "disabled" else "",
+        "read_at": scraping.ok_at,
+        "scrape_gap": scrape_gap(scraping.ok_at) if state.range.live and replica.state != "disabled" else "",
         "ranks": rank_rows(replica, state.range.table),
         "strip": heat_strips([replica], state.range.window)[replica.name],
         "kv_streams": kv_streams_of(replica),

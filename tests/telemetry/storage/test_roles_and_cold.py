@@ -15,7 +15,7 @@ from telemetry.services.figures import overview, series
 from telemetry.services.figures.overview import Subject
 from telemetry.services.figures.replicas import cold_periods
 from telemetry.storage.replica_facts import COLD_S, cold_bands
-from tests.telemetry.conftest import T0
+from tests.telemetry.conftest import T0, fleet_of
 from tests.telemetry.readings import engine_reading, scraped
 
 pytestmark = pytest.mark.django_db
@@ -61,7 +61,7 @@ def test_a_pool_s_rate_excludes_decode_replicas_with_a_note(pool, replicas, labe
     engine_reading(decode, AT, queries=1000, hits=0, external_hits=1000, finished=1)
 
     (line,) = series.hit_rate_by_pool(Subject([pool]), MINUTE)
-    tiles = overview.fleet_tiles([pool], MINUTE)
+    tiles = overview.fleet_tiles(fleet_of(pool), MINUTE)
     window = whole_window(pool)
 
     assert line.points[0][1] == tiles.hit_rate_ratio == pytest.approx(rate)

@@ -112,7 +112,7 @@ def computed(monkeypatch, settings):
     pools, original = [], figures.fleet_tiles
     monkeypatch.setattr(
         "telemetry.web.views.overview.fleet_tiles",
-        lambda names, window: pools.append(names) or original(names, window),
+        lambda fleet, window: pools.append(fleet.subject.pools) or original(fleet, window),
     )
     return pools
 
@@ -237,7 +237,7 @@ def test_ttft_sorts_the_whole_fleet_and_is_queried_for_the_rows_of_a_page(visito
 
 def test_the_live_part_of_a_large_fleet_is_small(visitor, many, django_assert_num_queries):
     visitor.get("/live/")
-    with django_assert_num_queries(54):
+    with django_assert_num_queries(33):
         text = visitor.get("/live/").text
 
     rows = text[text.index('id="replicas"') : text.index('id="groups"')]
@@ -249,7 +249,7 @@ def test_the_live_part_of_a_large_fleet_is_small(visitor, many, django_assert_nu
 
 
 def test_the_page_of_a_replica_computes_only_its_own_row(visitor, many, django_assert_max_num_queries):
-    with django_assert_max_num_queries(40):
+    with django_assert_max_num_queries(24):
         text = visitor.get("/replicas/gpu-7/live/").text
     assert "0.0 %" in text
     assert "gpu-8" not in text

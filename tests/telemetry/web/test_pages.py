@@ -246,7 +246,7 @@ def test_an_unknown_object_is_not_found(visitor, path):
 
 
 @pytest.mark.parametrize(
-    ("path", "queries"), [("/?pool=chat", 61), ("/pools/chat/groups/coding/", 24), ("/replicas/gpu-1/", 26)]
+    ("path", "queries"), [("/?pool=chat", 37), ("/pools/chat/groups/coding/", 21), ("/replicas/gpu-1/", 21)]
 )
 def test_a_page_costs_the_same_whatever_the_fleets_size(visitor, noon, django_assert_num_queries, path, queries):
     warm_fleet(noon, seconds=60, replicas=9)

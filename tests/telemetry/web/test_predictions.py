@@ -36,7 +36,14 @@ def test_the_page_shows_errors_and_what_the_summary_rests_on(browser, rollout):
     assert "No rollouts yet" in browser.get(URL).content.decode()
     predictions_of_every_kind()
     text = browser.get(URL).content.decode()
-    for part in ("1 prediction compared", "1.5 points", "+1.5 points", "-9 %", "Of 1 rollout: 1 compared", "chat r2"):
+    for part in (
+        "1 prediction compared",
+        "1.5 points",
+        "+1.5 points",
+        "\u22129 %",
+        "Of 1 rollout: 1 compared",
+        "chat r2",
+    ):
         assert part in text, part
 
 

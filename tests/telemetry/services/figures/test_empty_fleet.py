@@ -9,6 +9,7 @@ from controlplane.services.fleet.replicas import add_replica
 from telemetry.metrics.windows import PointState, Window
 from telemetry.services.figures import figures, overview, replicas, series
 from telemetry.services.figures.overview import Subject
+from tests.telemetry.conftest import fleet_of
 
 pytestmark = pytest.mark.django_db
 WINDOW = Window.last(900, until=datetime(2031, 3, 4, 12, tzinfo=UTC))
@@ -22,20 +23,20 @@ def pool():
 
 
 def test_tiles_are_unknown_rather_than_zero(pool):
-    tiles = overview.fleet_tiles([pool], WINDOW)
+    tiles = overview.fleet_tiles(fleet_of(pool), WINDOW)
 
     assert tiles.hit_rate_ratio is None
     assert tiles.hit_rate_state is PointState.UNKNOWN
     assert tiles.ttft_p50_s is None
     assert tiles.ttft_source is None
     assert tiles.requests_per_s is None
-    assert tiles.running is None
+    assert tiles.waiting is None
     assert tiles.replicas_up is None
     assert tiles.replicas_total == 1
 
 
 def test_a_replica_has_a_row_of_unknowns(pool):
-    (row,) = overview.replica_rows(overview.replicas_of(None), WINDOW)
+    (row,) = overview.replica_rows(fleet_of(pool), WINDOW)
 
     assert (row.name, row.pool, row.health, row.hit_rate_ratio) == ("r1", "chat", "unknown", None)
 
@@ -53,5 +54,5 @@ def test_every_chart_is_one_long_gap(pool):
             assert {value for _, value in line.points} == {None}
             assert set(line.states) == {PointState.UNKNOWN}
     assert series.hit_rate_by_group(Subject([pool]), WINDOW) == []
-    assert overview.group_rows([pool], WINDOW) == []
+    assert overview.group_rows(fleet_of(pool), WINDOW) == []
     assert replicas.events_of(Subject.of_pool(pool), WINDOW) == []

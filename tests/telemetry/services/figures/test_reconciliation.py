@@ -11,7 +11,8 @@ from controlplane.models import Router
 from controlplane.services.fleet.replicas import add_replica
 from telemetry.metrics.windows import Window
 from telemetry.services.figures.engine import EngineNotes, engine_notes, reconcile
-from tests.telemetry.conftest import T0
+from telemetry.services.figures.overview import Fleet, Subject
+from tests.telemetry.conftest import T0, fleet_of
 from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped, scraped
 
 pytestmark = pytest.mark.django_db
@@ -52,7 +53,7 @@ def disagreeing(router, replicas):
 
 def test_each_replica_s_three_rates_and_what_comes_of_them(pool, disagreeing):
     """H17; vLLM once had counters that stayed 0 while the cache worked."""
-    rows = {row.replica: row for row in reconcile([pool], MINUTE)}
+    rows = {row.replica: row for row in reconcile(fleet_of(pool), MINUTE)}
 
     assert {name: row.comparison.agreement.value for name, row in rows.items()} == {
         "r1": "agree", "r2": "disagree", "r3": "agree",
@@ -66,12 +67,12 @@ def test_each_replica_s_three_rates_and_what_comes_of_them(pool, disagreeing):
 
 def test_reconciling_costs_the_same_queries_whatever_the_fleet(pool, disagreeing):
     with CaptureQueriesContext(connection) as asked:
-        reconcile([pool], MINUTE)
+        reconcile(Fleet(Subject([pool])), MINUTE)
     assert len(asked) == 5
 
 
 def test_the_table_shows_which_rates_agree(pool, disagreeing):
-    page = render_to_string("telemetry/reconciliation.html", {"rows": reconcile([pool], MINUTE)})
+    page = render_to_string("telemetry/reconciliation.html", {"rows": reconcile(fleet_of(pool), MINUTE)})
 
     for words in ("50.0 %", "49.0 %", "differ</span>", "not reported by this engine", "49.0"):
         assert words in page
@@ -81,7 +82,7 @@ def test_the_table_shows_which_rates_agree(pool, disagreeing):
 def test_a_prediction_of_some_responses_says_of_how_many_and_is_compared_with_those(pool, router, replicas):
     reported(router, "r1", 5_000, predicted_responses=250, predicted_prompt_tokens=25_000, predicted_tokens=20_000)
 
-    rows = reconcile([pool], MINUTE)
+    rows = reconcile(fleet_of(pool), MINUTE)
 
     assert rows[0].comparison.rates == (0.8, 0.2)  # of all responses it is 0.1
     assert "The prediction and the 50 % of responses that had one differ by 60.0 points" in rows[0].comparison.reason
@@ -99,7 +100,7 @@ def test_an_engine_s_notes_name_what_it_lacks_and_what_skews_it(pool, replicas):
     engine_reading(old, AT, engine="1", not_reported=["itl"], queries=1, hits=1)
     gap(old, AT + timedelta(seconds=5))
 
-    notes = engine_notes(replicas, MINUTE)
+    notes = engine_notes(fleet_of(old.pool), MINUTE)
 
     assert (notes[old.pk].not_reported, notes[old.pk].reports("itl")) == (("itl",), False)
     assert notes[old.pk].reports("external_hits", "hits")

@@ -22,7 +22,7 @@ from telemetry.services.notifications.channels import create_channel, update_cha
 from telemetry.storage.partitions import ensure_days
 from tests.telemetry.breakdown_bins import breakdown_bin
 from tests.telemetry.channels.messages import config
-from tests.telemetry.conftest import T0
+from tests.telemetry.conftest import T0, fleet_of
 from tests.telemetry.readings import route_reading, router_scraped
 from tests.telemetry.services.lab.test_sizing import COSTS, learnt
 from tests.telemetry.stored_decisions import a_router
@@ -128,15 +128,15 @@ def test_a_pool_of_unknown_rate_is_named_and_not_counted(priced, django_assert_m
     for number, pool in enumerate((priced, other, other)):
         add_replica(pool, name=f"r{number}", url=f"http://10.0.0.{number}:8000")
     until_tomorrow, pools = Window(T0 - DAY, T0 + DAY, 60), list(Pool.objects.order_by("-name"))
-    saved = saved_in(pools, until_tomorrow, T0)
+    saved = saved_in(fleet_of(*pools), pools, until_tomorrow, T0)
     assert (saved.whole_hours, saved.currency, saved.unpriced, saved.missing) == (48, "USD", None, [other])
     Pool.objects.update(created_at=T0 + DAY)  # another pool of this name, of another clock
-    assert saved_in(list(Pool.objects.all()), until_tomorrow, T0).whole_hours == 0
+    assert saved_in(fleet_of(), list(Pool.objects.all()), until_tomorrow, T0).whole_hours == 0
     learnt(other)
     assert value_of([priced, other], T0, by="day").chosen.value.saved.money is None  # one of two has no price
     other = update_pool(other, costs={**COSTS, "currency": "JPY"})
     assert value_of([priced, other], T0, by="day").chosen.value.saved.money is None
-    assert saved_in([priced, other], until_tomorrow, T0).amount.money is None
+    assert saved_in(fleet_of(priced, other), [priced, other], until_tomorrow, T0).amount.money is None
 
 
 def test_without_measurements_nothing_is_known(pool):
