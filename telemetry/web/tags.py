@@ -15,7 +15,7 @@ from django.utils.safestring import SafeString
 from controlplane.errors import InvalidError
 from controlplane.models import Rollout
 from controlplane.web.navigation import may_open
-from controlplane.web.tags import NOTHING, badge, count, percent, seconds
+from controlplane.web.tags import MINUS, NOTHING, badge, count, percent, seconds
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import headline, revision_path
 from telemetry.causes import CauseKind
@@ -273,7 +273,7 @@ def whole(value: float | None) -> str:
 @register.filter
 def interval(bounds: dict[str, float], unit: str) -> str:
     """The 95 % interval of a difference, such as -3 to +1 points."""
-    return f"{100 * bounds['low']:+.0f} to {100 * bounds['high']:+.0f} {unit}"
+    return f"{100 * bounds['low']:+.0f} to {100 * bounds['high']:+.0f} {unit}".replace("-", MINUS)
 
 
 @register.simple_tag

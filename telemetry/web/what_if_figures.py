@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from controlplane.services.policies.settings import are_equal_settings
+from controlplane.web.tags import MINUS
 from telemetry.lab.predictions import MAX_TTFT_ERROR, Interval, Verdict, interval_text, overload_text
 from telemetry.models import WhatIf
 from telemetry.web.breakdown_figures import Sketch, draw_lines
@@ -93,7 +94,7 @@ def _difference(interval: dict[str, float] | None, unit: str) -> str:
         return ""
     found = Interval(**interval)
     text = interval_text(found)
-    return f"{interval_text(found, found.value)} {unit} ({text})" if text else "no difference"
+    return f"{interval_text(found, found.value)} {unit} ({text})".replace("-", MINUS) if text else "no difference"
 
 
 def replay_errors(rows: Sequence[Row]) -> list[str]:
