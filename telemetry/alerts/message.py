@@ -64,7 +64,9 @@ def describe(
         "queried_tokens": tokens,
         "extra_recomputed_tokens": extra_tokens,
     }
-    return details | (_breakdown(rule.pool, group_name(rule), since_s, now) if kind.is_drop else {})
+    if not kind.is_drop:
+        return details
+    return details | {"lowest_ratio": finding.value} | _breakdown(rule.pool, group_name(rule), since_s, now)
 
 
 def _breakdown(pool: Pool, group: str, window_s: float, now: datetime) -> dict[str, Any]:
@@ -162,7 +164,8 @@ def headline(alert: Alert) -> str:
     what = alert.summary.rstrip(".")
     kind = KINDS.get(alert.rule.kind)
     if kind and kind.is_drop and alert.baseline is not None and alert.value is not None:
-        what = f"Hit rate{group} fell from {percent(alert.baseline)} to {percent(alert.value)} at {onset:%H:%M} UTC"
+        lowest = alert.detail.get("lowest_ratio", alert.value)  # the value changes while the alert fires
+        what = f"Hit rate{group} fell from {percent(alert.baseline)} to {percent(lowest)} at {onset:%H:%M} UTC"
     return f"{what}: {cause_headline(alert.causes[0])}" if alert.causes else what
 
 

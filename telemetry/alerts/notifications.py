@@ -297,11 +297,12 @@ def _notify_group(alerts: list[Alert], kind: NotificationKind, claim: Claim, now
     claimed = [alert for alert in alerts if claim(alert)]
     if not claimed:
         return 0
-    for alert in claimed:
-        record_transition(alert, _TRANSITIONS[kind], now, text=_note(alert, kind, len(claimed) - 1, now))
     payloads = {alert.pk: alert_payload(alert, kind, now, _replaced_cause(alert, kind, now)) for alert in claimed}
     counts = {alert.pk: alert.notification_count for alert in claimed} if kind is NotificationKind.REPEATED else {}
-    enqueue(payloads, kind, now, sequences=counts)
+    sent = enqueue(payloads, kind, now, sequences=counts)
+    for alert in claimed:
+        if alert.pk in sent:  # else no channel is set up, or none matches
+            record_transition(alert, _TRANSITIONS[kind], now, text=_note(alert, kind, len(sent) - 1, now))
     if kind is not NotificationKind.RESOLVED:
         for alert in claimed:
             _store_notified_causes(alert)
@@ -313,7 +314,10 @@ def _notify_added_channels(notified: list[Alert], now: datetime) -> None:
     """Send channels that were added or enabled the alerts that other channels were notified of before."""
     payloads = {alert.pk: alert_payload(alert, NotificationKind.FIRING, now) for alert in notified}
     # Another sequence than that of a first message to the same channel, which may have failed.
-    enqueue_missed(payloads, now, sequences={alert.pk: alert.notification_count for alert in notified})
+    sent = enqueue_missed(payloads, now, sequences={alert.pk: alert.notification_count for alert in notified})
+    for alert in notified:
+        if alert.pk in sent:
+            record_transition(alert, AlertTransition.NOTIFIED, now, text="to a channel that was added or changed")
 
 
 def _note(alert: Alert, kind: NotificationKind, other_count: int, now: datetime) -> str:

@@ -276,6 +276,9 @@ def apply(
     elif action is Action.EXTEND:
         # The sentence and the figures beside it are of the same evaluation.
         changes = {"summary": _summary(evaluation, subject, finding), **_values(finding)}
+        lowest = alert.detail.get("lowest_ratio")
+        if lowest is not None and finding.value is not None and finding.value < lowest:
+            changes["detail"] = alert.detail | {"lowest_ratio": finding.value}
         Alert.objects.filter(pk=alert.pk, state__in=OPEN_STATES).update(last_breach_at=now, **changes)
     elif action is Action.DROP:
         Alert.objects.filter(pk=alert.pk, state=AlertState.PENDING).delete()
@@ -336,7 +339,8 @@ def resolve(alert: Alert, now: datetime, *, reason: str = "") -> bool:
     if not _change_state(alert, AlertState.FIRING, {"state": AlertState.RESOLVED, "resolved_at": now}):
         return False
     lasted_min = (now - (alert.fired_at or alert.started_at)).total_seconds() / 60
-    subject = f"{KINDS[alert.rule.kind].label} of {scope_of(alert.rule, alert.subject)}"
+    kind = KINDS.get(alert.rule.kind)  # None: of a later release
+    subject = f"{kind.label if kind else alert.rule.name} of {scope_of(alert.rule, alert.subject)}"
     summary = f"{subject}: resolved after {lasted_min:.0f} min{f', because {reason}' if reason else ''}."
     record_event(EventKind.ALERT_RESOLVED, summary, pool=alert.pool, detail={"alert": alert.pk})
     record_transition(alert, AlertTransition.RESOLVED, now, text=f"because {reason}" if reason else "")

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
 from django.db.models import OuterRef, Subquery
 from django.db.models.fields.json import KT
 from django.urls import reverse
+from django.utils import timezone
 
 from controlplane.models import PolicyRevision, Replica, ReplicaState, RevisionState, Rollout, RoutingPolicy
 from controlplane.models.policy import OPEN_ROLLOUTS
 from controlplane.services.policies.lifecycle import healthy_revisions
+from telemetry.alerts.kinds.base import percent
 from telemetry.causes.evidence import CauseKind
 from telemetry.models import Alert, AlertState, RuleKind
 
@@ -75,6 +78,7 @@ def _roll_back(alert: Alert, evidence: Evidence) -> Remedy:
     number = int(evidence.get("revision") or 0)
     named = PolicyRevision.objects.filter(policy=OuterRef("pk"), number=number)
     healthy = healthy_revisions().filter(policy=OuterRef("pk"))
+    live = PolicyRevision.objects.filter(policy=OuterRef("pk"), state=RevisionState.LIVE)
     rollouts = Rollout.objects.filter(revision__policy=OuterRef("pk"), revision__number=number, state__in=OPEN_ROLLOUTS)
     policies = RoutingPolicy.objects.filter(name=evidence.get("policy", ""), pool=alert.pool).values_list(
         "pk",
@@ -82,17 +86,30 @@ def _roll_back(alert: Alert, evidence: Evidence) -> Remedy:
         Subquery(rollouts.values("pk")[:1]),
         Subquery(healthy.values("number")[:1]),
         Subquery(healthy.values(strategy=KT("settings__strategy"))[:1]),
+        Subquery(live.values("published_at")[:1]),
     )
-    policy, state, rollout, back, strategy = policies.first() or (None,) * 5
+    policy, state, rollout, back, strategy, replaced_at = policies.first() or (None,) * 6
     if state == RevisionState.CANARY and rollout:
         return _remedy(f"Abort the canary r{number}", "controlplane:rollout-abort", rollout)
     if state != RevisionState.LIVE:
-        return Remedy(hint=f"Revision {number} is no longer active: the hit rate recovers as caches fill.")
+        return Remedy(hint=_recovery(alert, number, replaced_at))
     if back is None:
         hint = "There is no healthy revision to roll back to."
         return _remedy(f"Edit policy {evidence['policy']}", "controlplane:policy-edit", policy, hint=hint)
     reason = {"reason": f"Alert {alert.pk}: {alert.summary}"[:MAX_REASON]}
     return _remedy(f"Roll back to r{back}, {strategy}", "controlplane:policy-revert", policy, back, query=reason)
+
+
+def _recovery(alert: Alert, number: int, replaced_at: datetime | None) -> str:
+    """Since when the revision is replaced, and how far the hit rate has recovered by the newest evaluation."""
+    left = f"Revision {number} is no longer active"
+    if replaced_at is not None and replaced_at > alert.started_at:
+        ago_s = (timezone.now() - replaced_at).total_seconds()
+        left = f"Revision {number} was replaced {f'{ago_s / 60:.0f} min' if ago_s > 120 else f'{ago_s:.0f} s'} ago"
+    value = (alert.rule.verdict or {}).get("value")
+    if value is None or alert.baseline is None:
+        return f"{left}: the hit rate recovers as caches fill."
+    return f"{left}: the hit rate recovers as caches fill, {percent(value)} of {percent(alert.baseline)}."
 
 
 def _canary(alert: Alert, _: Evidence) -> Remedy:

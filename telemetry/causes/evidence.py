@@ -418,6 +418,8 @@ def _revision(evidence: Document, _: str) -> Iterator[str]:
         at = evidence.get("published_at")
         when = f" at {datetime.fromisoformat(at):%Y-%m-%d %H:%M:%S} UTC" if at else ""
         yield f"Published by {evidence['author']}{when}{_reason(evidence)}."
+    if (before := evidence.get("hour_before_ratio")) is not None:
+        yield f"The requests of its task groups had a hit rate of {percent(before)} in the hour before the drop."
     if (other := evidence.get("other_revisions_ratio")) is not None:
         yield f"The policy's other revisions have a hit rate of {percent(other)} at the same time."
     if evidence.get("normal_before_drop"):
@@ -475,7 +477,7 @@ _Text = Callable[[Document, str], Iterator[str]]
 _Sentence = tuple[tuple[str, ...], _Text]
 _REVISION = (
     *("policy", "revision", "strategy", "author", "reason", "published_at"),
-    *("other_revisions_ratio", "normal_before_drop"),
+    *("hour_before_ratio", "other_revisions_ratio", "normal_before_drop"),
 )
 _PROMPTS = ("new_ratio", "keeps_changing", "kind", "segment", "offset_tokens", "stable_tokens")
 _SENTENCES: tuple[_Sentence, ...] = (

@@ -66,6 +66,7 @@ def check_revision(evidence: Evidence) -> Finding | None:
     if not suspects:
         return None
     worst = max(suspects, key=lambda it: it.sums.lost(it.baseline) * (HIT_AS_USUAL if it.hit_as_usual else 1.0))
+    others = "" if worst.other_rate is None else f", that of the policy's other revisions {percent(worst.other_rate)}"
     events, facts = _events(evidence, worst), evidence.revisions.get((worst.policy, worst.revision))
     baseline = worst.baseline if worst.other_rate is None else worst.other_rate
     tokens = max(worst.sums.lost(baseline), 0.0)
@@ -79,7 +80,7 @@ def check_revision(evidence: Evidence) -> Finding | None:
         tokens,
         certainty * (HIT_AS_USUAL if worst.hit_as_usual else 1.0),
         f"Revision {worst.revision} of policy {worst.policy}{_published(facts)} places "
-        f"{percent(worst.share)} of the tokens: hit rate {percent(worst.sums.rate)} instead of {percent(baseline)}.",
+        f"{percent(worst.share)} of the tokens: hit rate {percent(worst.sums.rate)}{others}.",
         f"Roll back to the revision before {worst.revision}, or roll it out as a canary with a guard.",
         {
             "policy": worst.policy,
@@ -89,6 +90,7 @@ def check_revision(evidence: Evidence) -> Finding | None:
             "reason": facts.reason if facts else None,
             "published_at": facts.published_at.isoformat() if facts and facts.published_at else None,
             "share_ratio": round(worst.share, 3),
+            "hour_before_ratio": worst.baseline,
             "other_revisions_ratio": worst.other_rate,
             "normal_before_drop": worst.hit_as_usual,
             "events": [event.summary for event in events],

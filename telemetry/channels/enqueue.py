@@ -69,8 +69,10 @@ def enqueue(
     now: datetime,
     *,
     sequences: Mapping[int, int] = MappingProxyType({}),
-) -> None:
+) -> frozenset[int]:
     """Notify every enabled channel that matches some alerts: alert id -> the payload of this alert alone.
+
+    Returns the alerts that some channel is notified of.
 
     A resolution goes to the channels that were notified of the alert, whatever they match now, and to no other. If the
     channel is disabled, the message waits, so that a receiver that returns does not show a resolved alert as firing.
@@ -79,26 +81,30 @@ def enqueue(
     """
     if kind is NotificationKind.RESOLVED:
         notified = _notified(payloads)
-        chosen = Channel.objects.filter(pk__in={channel for channel, _ in notified})
-        _write(chosen, lambda channel, alert, _: (channel.pk, alert) in notified, payloads, kind, now, sequences)
-    else:
-        _write(Channel.objects.filter(enabled=True), _matches, payloads, kind, now, sequences)
+        chosen = list(Channel.objects.filter(pk__in={channel for channel, _ in notified}))
+        return _write(chosen, lambda channel, alert, _: (channel.pk, alert) in notified, payloads, kind, now, sequences)
+    return _write(list(Channel.objects.filter(enabled=True)), _matches, payloads, kind, now, sequences)
 
 
 def channels_to_catch_up() -> QuerySet[Channel]:
     return Channel.objects.filter(enabled=True, catches_up=True)
 
 
-def enqueue_missed(payloads: Mapping[int, Payload], now: datetime, *, sequences: Mapping[int, int]) -> None:
-    """Notify channels that were added, enabled or changed of the alerts that fire already, each alert once."""
+def enqueue_missed(payloads: Mapping[int, Payload], now: datetime, *, sequences: Mapping[int, int]) -> frozenset[int]:
+    """Notify channels that were added, enabled or changed of the alerts that fire already, each alert once.
+
+    Returns these alerts.
+    """
     notified = _notified(payloads)
-    channels = channels_to_catch_up().select_for_update(no_key=True).order_by("pk")  # a change of them is not missed
+    # Locked, so that a change of them is not missed.
+    channels = list(channels_to_catch_up().select_for_update(no_key=True).order_by("pk"))
 
     def is_missed(channel: Channel, alert: int, payload: Payload) -> bool:
         return (channel.pk, alert) not in notified and _matches(channel, alert, payload)
 
     written = _write(channels, is_missed, payloads, NotificationKind.FIRING, now, sequences)
-    Channel.objects.filter(pk__in=written).update(catches_up=False)
+    Channel.objects.filter(pk__in=[channel.pk for channel in channels]).update(catches_up=False)
+    return written
 
 
 def _matches(channel: Channel, _: int, payload: Payload) -> bool:
@@ -106,26 +112,25 @@ def _matches(channel: Channel, _: int, payload: Payload) -> bool:
 
 
 def _write(
-    channels: QuerySet[Channel],
+    channels: Sequence[Channel],
     is_for: Callable[[Channel, int, Payload], bool],
     payloads: Mapping[int, Payload],
     kind: NotificationKind,
     now: datetime,
     sequences: Mapping[int, int],
-) -> list[int]:
-    """Write the messages of each channel with the alerts that are for it; the ids of the channels."""
-    chosen = list(channels)
-    existing = lock_channels([channel.pk for channel in chosen])
+) -> frozenset[int]:
+    """Write the messages of each channel with the alerts that are for it; the alerts of these messages."""
+    existing = lock_channels([channel.pk for channel in channels])
     rows = [
         row
-        for channel in chosen
+        for channel in channels
         if channel.pk in existing
         for row in _rows(channel, [pair for pair in payloads.items() if is_for(channel, *pair)], kind, sequences, now)
     ]
     Notification.objects.bulk_create(rows, ignore_conflicts=True)
     if rows:
         wake(DELIVER)
-    return [channel.pk for channel in chosen]
+    return frozenset(alert for row in rows for alert in row.alert_ids)
 
 
 def _notified(alerts: Mapping[int, Payload]) -> frozenset[tuple[int, int]]:

@@ -50,6 +50,8 @@ def test_with_the_keyboard_alone(site, policy, complaints):
     page.wait_for_url(re.compile(r"/policies/\d+/$"))
     tab_to(page, "Reason")
     page.keyboard.type("Agents share a prompt")
+    tab_to(page, "By share of prefixes")  # it is preselected, because nothing was predicted
+    page.keyboard.press("ArrowUp")
     tab_to(page, "Publish revision 2")
     page.keyboard.press("Enter")
 
@@ -83,6 +85,7 @@ def test_without_scripts(site, policy):
     page.get_by_label("Slack").fill("1.5")
     page.get_by_role("button", name="Save draft").click()
     page.get_by_label("Reason").fill("Warm prompts")
+    page.get_by_label("All at once").check()
     page.get_by_role("button", name="Publish revision 2").click()
     expect(page.get_by_text("Revision 2 is active")).to_be_visible()
     page.get_by_role("link", name="Roll back to revision 1, lowest_cost").click()

@@ -120,6 +120,7 @@ def predict_draft(
     ttft: tuple[float, float] = (0.0, 0.05),
     is_calibrated: bool = True,
     overloaded: tuple[int, int] = (0, 0),
+    verdict: str = "same",
     age: timedelta = timedelta(minutes=5),
     **fields: Any,
 ) -> WhatIf:
@@ -131,7 +132,7 @@ def predict_draft(
     live = PolicyRevision.objects.filter(policy__pool=draft.policy.pool, state="live").select_related("policy")
     what_if = finished_what_if(draft.policy.pool, end)
     active, *_ = what_if.result["candidates"]
-    predicted = stored_candidate("draft", end, 0.45 + (hit_rate or (0, 0))[0], 0.6 * (1 + ttft[0]), "same")
+    predicted = stored_candidate("draft", end, 0.45 + (hit_rate or (0, 0))[0], 0.6 * (1 + ttft[0]), verdict)
     predicted["difference"] = {
         "hit_rate": hit_rate and _interval(*hit_rate),
         "ttft_p50": _interval(*ttft),

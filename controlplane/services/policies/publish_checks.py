@@ -1,9 +1,11 @@
 """What a pool requires of a prediction before its drafts are published, and the registered checks that decide.
 
 Theory of operation. The pool stores the requirement; predictions belong to telemetry, which registers a check when
-Django starts. A check returns a finding, or None if the draft may be published. Publishing runs the checks on the
-locked policy, before anything is written. Without a registered check, a pool that requires a prediction rejects drafts;
-an approver can still publish with a reason. Reverting, aborting and rolling back are never checked.
+Django starts. A check returns what is in doubt about a draft, or None if it is predicted to be clearly better. A doubt
+preselects a gradual rollout; one that is not ``is_within_limits`` is a finding, which speaks against publishing.
+Publishing runs the checks on the locked policy, before anything is written. Without a registered check, a pool that
+requires a prediction rejects drafts; an approver can still publish with a reason. Reverting, aborting and rolling back
+are never checked.
 """
 
 from __future__ import annotations
@@ -126,6 +128,7 @@ class Finding:
     links: Mapping[str, Any]  # what_if and page of an existing what-if; start: the request that creates one
     figures: tuple[PredictedFigure, ...] = ()
     blocks: bool = False  # False: it is only shown
+    is_within_limits: bool = False  # it may be published, but is not clearly better
 
     def as_json(self) -> dict[str, Any]:
         """Members of a problem document."""
@@ -148,23 +151,33 @@ def prediction_policy(pool: Pool) -> PredictionPolicy:
     return msgspec.convert(pool.what_if or {}, PredictionPolicy)
 
 
-def finding_of(draft: PolicyRevision) -> Finding | None:
-    """What speaks against publishing a draft; it ``blocks`` if the pool requires a prediction. At most 6 queries."""
+def doubt_about(draft: PolicyRevision) -> Finding | None:
+    """Why a draft is not clearly better than the active policy; None if it is, or if the pool is not predicted.
+
+    At most 6 queries.
+    """
     policy = prediction_policy(draft.policy.pool)
     active = draft.policy.live()
     if policy.mode is PredictionMode.OFF or (active is not None and active.digest == draft.digest):
         return None
-    found = next((finding for check in _checks if (finding := check(draft, policy)) is not None), None)
-    if policy.mode is PredictionMode.ADVISE:
-        return found if found is not None and found.code is FindingCode.WORSE else None
     if not _checks:
-        found = Finding(
-            FindingCode.UNAVAILABLE,
-            "This pool requires a prediction, and this process has no check of predictions.",
-            "Start it with telemetry installed.",
-            {},
-        )
-    return found and replace(found, blocks=True)
+        text, to_do = "This process has no check of predictions.", "Start it with telemetry installed."
+        return Finding(FindingCode.UNAVAILABLE, text, to_do, {})
+    return next((finding for check in _checks if (finding := check(draft, policy)) is not None), None)
+
+
+def finding_in(doubt: Finding | None, pool: Pool) -> Finding | None:
+    """What in a doubt speaks against publishing; it ``blocks`` if the pool requires a prediction."""
+    if doubt is None or doubt.is_within_limits:
+        return None
+    if prediction_policy(pool).mode is PredictionMode.ADVISE:
+        return doubt if doubt.code is FindingCode.WORSE else None
+    return replace(doubt, blocks=True)
+
+
+def finding_of(draft: PolicyRevision) -> Finding | None:
+    """What speaks against publishing a draft. At most 6 queries."""
+    return finding_in(doubt_about(draft), draft.policy.pool)
 
 
 def check_publishable(draft: PolicyRevision, override_reason: str) -> Finding | None:

@@ -163,6 +163,17 @@ def struct_field(struct: type[msgspec.Struct], info: SettingInfo, **options: Any
     return SettingField(info, partial(canonical, kinds_of(struct, info.field)[info.field], path="$"), **options)
 
 
+@dataclass(frozen=True, slots=True)
+class SettingComparison:
+    """A setting as it is filled in."""
+
+    info: SettingInfo
+    field: forms.BoundField
+    is_default: bool
+    is_active: bool  # or the active settings have no such setting
+    active: Any = None
+
+
 class SettingsForm(Form):
     """The settings of one strategy."""
 
@@ -182,6 +193,20 @@ class SettingsForm(Form):
     def setting_fields(self) -> Iterator[tuple[SettingInfo, forms.BoundField]]:
         """Each setting with its field, in the schema's order."""
         return ((info, self[info.field]) for info in self.strategy.settings)
+
+    def compared(self, active: Mapping[str, Any] | None) -> Iterator[SettingComparison]:
+        """Each setting of this filled-in form, compared with its default and with its value in ``active`` settings."""
+        is_same = active is not None and active.get("strategy") == self.strategy.name
+        for info, field in self.setting_fields():
+            try:
+                value = field.field.clean(field.value() or "")
+            except forms.ValidationError:
+                yield SettingComparison(info, field, is_default=False, is_active=True)
+                continue
+            value = info.default if value is UNSET else value
+            before = (active or {}).get(info.field, info.default if is_same else value)
+            is_default, is_active = value == info.default, value == before
+            yield SettingComparison(info, field, is_default=is_default, is_active=is_active, active=before)
 
     def rebase(self, revision: int) -> None:
         """Base the next save on another active revision than the one that the form was opened on."""

@@ -25,7 +25,7 @@ from controlplane.services.policies.lifecycle import (
     remove_policy,
     save_draft,
 )
-from controlplane.services.policies.publish_checks import PredictionMode, finding_of, prediction_policy
+from controlplane.services.policies.publish_checks import PredictionMode, doubt_about, finding_in, prediction_policy
 from controlplane.services.policies.rollout_plans import Plan, RolloutPlan
 from controlplane.services.policies.settings import (
     StrategyInfo,
@@ -108,9 +108,11 @@ def _context(policy: RoutingPolicy) -> dict[str, Any]:
     if draft:
         draft.policy = policy
         context |= _impact(policy, live, draft.settings)
-        context["finding"] = finding_of(draft)
+        doubt = doubt_about(draft)
         moved = max((effect.moved_ratio or 0.0 for effect in context["effects"]), default=0.0)
-        gradual = live is not None and (context["finding"] is not None or moved > MOST_PREFIXES)
+        context |= {"doubt": doubt, "finding": finding_in(doubt, policy.pool), "moved": moved}
+        context["moves_most"] = live is not None and moved > MOST_PREFIXES
+        gradual = live is not None and (doubt is not None or moved > MOST_PREFIXES)
         plan = Plan.BY_SHARE if gradual else Plan.ALL_AT_ONCE
         initial = {"reason": draft.reason, "digest": draft.digest, "plan": plan}
         context["publish_form"] = PublishForm(draft, initial=initial, comparable=live is not None)
@@ -152,8 +154,13 @@ def policy_edit(request: HttpRequest, policy_id: int) -> HttpResponse:
     values = base.settings if base else {}
     initial = {info.field: values.get(info.field, info.default) for info in strategy.settings}
     initial["based_on"] = live.number if live else None
-    form = SettingsForm(strategy, request.POST or None, initial=initial).editing(policy)
-    if form.is_valid():
+    data, reset = request.POST.copy(), request.POST.get("reset", "")
+    if reset:  # an empty field takes its default
+        data[reset] = ""
+    form = SettingsForm(strategy, data or None, initial=initial).editing(policy)
+    if reset in form.fields:
+        form.fields[reset].widget.attrs["autofocus"] = True
+    if form.is_valid() and not reset:
         with form.service_errors(), form.locked():
             save_draft(policy, form.settings(), by=current_user(request), based_on=form.cleaned_data["based_on"])
             return redirect("controlplane:policy", policy_id=policy.pk)
@@ -166,6 +173,7 @@ def policy_edit(request: HttpRequest, policy_id: int) -> HttpResponse:
         "document": strategy_document(strategy.name),
         "catalogue": policy_catalogue(),
         **_concurrent_change(policy, form, live),
+        **_checked(policy, form if form.is_bound else SettingsForm(strategy, form.initial), live),
     }
     return render(request, "controlplane/policy_edit.html", context, status=422 if form.errors else 200)
 
@@ -183,14 +191,18 @@ def _concurrent_change(policy: RoutingPolicy, form: SettingsForm, live: PolicyRe
 @require_POST
 @never_cache
 def policy_check(request: HttpRequest, policy_id: int) -> HttpResponse:
-    """The errors or the impact of the form as it is filled in. Saves nothing."""
+    """The errors or the impact of the form as it is filled in, and the marks of its fields. Saves nothing."""
     policy = get_policy(policy_id)
     strategy = strategy_named(request.GET.get("strategy", "")) or policy_catalogue()[0]
-    form, live = SettingsForm(strategy, request.POST), policy.live()
-    context: dict[str, Any] = {"form": form, "live": live}
+    context = _checked(policy, SettingsForm(strategy, request.POST), policy.live())
+    return render(request, "controlplane/policy_check.html", context | {"swap": True})
+
+
+def _checked(policy: RoutingPolicy, form: SettingsForm, live: PolicyRevision | None) -> dict[str, Any]:
+    context: dict[str, Any] = {"checked": form, "live": live, "fields": form.compared(live.settings if live else None)}
     if form.is_valid():
         context |= _impact(policy, live, canonical_settings(form.settings()))
-    return render(request, "controlplane/policy_check.html", context)
+    return context
 
 
 @require_POST

@@ -20,7 +20,7 @@ from django.db.models.signals import post_save, pre_delete
 from django.dispatch import receiver
 from django.utils import timezone
 
-from controlplane.errors import InvalidError, NameTakenError
+from controlplane.errors import ConflictError, InvalidError, NameTakenError
 from controlplane.models import EventKind, Pool, TaskGroup
 from controlplane.services.checks import lock_row
 from controlplane.services.events import record_event
@@ -88,10 +88,10 @@ def rules(pool: Pool | None = None) -> QuerySet[AlertRule]:
 
 
 def effective_settings(rule: AlertRule) -> dict[str, Any]:
-    """A rule's settings with defaults for those that it does not set; invalid settings as they are stored."""
+    """A rule's settings with defaults for those that it does not set; those that cannot be read as they are stored."""
     try:
         complete: dict[str, Any] = msgspec.to_builtins(KINDS[rule.kind].read(rule.settings))
-    except InvalidError:
+    except (InvalidError, KeyError):  # KeyError: a kind of a later release
         return dict(rule.settings)
     return complete
 
@@ -125,9 +125,12 @@ def create_rule(
 def update_rule(rule: AlertRule, *, by: User | None = None, **changes: Any) -> AlertRule:
     """Change ``name``, ``group``, ``severity``, ``settings`` (all of them), ``repeat_s``, ``runbook_url``, ``enabled``.
 
-    The kind cannot change. Disabling a rule or changing its group resolves its alerts. InvalidError, NameTakenError.
+    The kind cannot change. Disabling a rule or changing its group resolves its alerts. InvalidError, NameTakenError;
+    ConflictError for a kind of a later release.
     """
     rule = lock_row(AlertRule.objects.select_for_update(of=("self",)).select_related("pool", "group"), rule.pk)
+    if rule.kind not in KINDS:
+        raise ConflictError(f"Kind {rule.kind} is of a later release: this one cannot change its rules.")
     before, group = _event_detail(rule), rule.group_id
     for name, value in changes.items():
         setattr(rule, name, _CHECKS[name](rule, value) if name in _CHECKS else value)

@@ -3,7 +3,8 @@
 The newest what-if of exactly the draft's settings that has ended decides. It must be calibrated, rest on traffic that
 is not too old, and have replayed the settings that are active now as its baseline. A figure exceeds its limit if it is
 certainly worse, as in the verdict (the 95 % interval excludes 0), and worse by more than the limit. A draft under which
-more replicas are overloaded than under the active policy is worse whatever the limits.
+more replicas are overloaded than under the active policy is worse whatever the limits. A draft within the limits whose
+verdict is not that it is better may be published, and that is said.
 """
 
 from __future__ import annotations
@@ -27,11 +28,18 @@ from telemetry.lab.predictions import Interval, Verdict, overload_text
 from telemetry.models import WhatIf, WhatIfState
 from telemetry.services.lab.what_ifs import candidate_of_draft, what_ifs_of_settings
 
+WITHIN_LIMITS = {  # by verdict, of a draft that may be published
+    Verdict.SAME: "The what-if shows no difference beyond its uncertainty.",
+    Verdict.MIXED: "One figure is predicted to be better, and another one worse.",
+    Verdict.WORSE: "The draft is predicted to be worse, within the pool's limits.",
+    Verdict.OVERLOAD: "Replicas are predicted to be overloaded, as under the active policy.",
+    Verdict.UNKNOWN: "The what-if has no verdict.",
+}
 PREDICT_AGAIN = "Predict the draft again on the policy's page, or send the request in links.start."
 
 
 def check_draft(draft: PolicyRevision, limits: PredictionPolicy) -> Finding | None:
-    """What speaks against publishing a draft; None if its prediction is within the limits. At most 4 queries."""
+    """What is in doubt about a draft; None if it is predicted to be better. At most 4 queries."""
     open_one = None
     for what_if, number in what_ifs_of_settings(draft):
         if not what_if.is_open:
@@ -74,7 +82,10 @@ def _check(draft: PolicyRevision, what_if: WhatIf, number: int, limits: Predicti
             "Predict more traffic.",
         )
         return _finding(FindingCode.UNKNOWN, text, to_do, draft, what_if, figures)
-    return None
+    if (verdict := Verdict(candidate["verdict"])) is Verdict.BETTER:
+        return None
+    allowed = _finding(FindingCode.UNKNOWN, WITHIN_LIMITS[verdict], "", draft, what_if, figures)
+    return replace(allowed, is_within_limits=True)
 
 
 def _outdated(what_if: WhatIf, pool: Pool, limits: PredictionPolicy) -> str:

@@ -28,11 +28,11 @@ from controlplane.web.base import (
     viewable,
 )
 from telemetry.alerts.kinds import KINDS
-from telemetry.alerts.message import changed_at, overview_path
+from telemetry.alerts.message import changed_at, headline, overview_path
 from telemetry.alerts.remedies import remedy_of
 from telemetry.causes import CauseKind
 from telemetry.matchers import Matcher, Value
-from telemetry.models import Alert, AlertRule, AlertState, Notification, RuleKind, Severity, Silence
+from telemetry.models import Alert, AlertRule, AlertState, AlertTransition, Notification, RuleKind, Severity, Silence
 from telemetry.services.alerts import silences as service
 from telemetry.services.alerts.alerts import AlertFilter, acknowledge, open_alerts, resolved_alerts, unacknowledge
 from telemetry.services.alerts.alerts import alerts as all_alerts
@@ -104,10 +104,10 @@ def _resolved(request: HttpRequest) -> dict[str, Any]:
     }
 
 
-def _rule_order(rule: AlertRule) -> tuple[str, int]:
+def _rule_order(rule: AlertRule) -> tuple[str, int, str]:
     """By pool and kind; kinds of a later release last."""
     kinds = RuleKind.values
-    return rule.pool.name, kinds.index(rule.kind) if rule.kind in kinds else len(kinds)
+    return rule.pool.name, kinds.index(rule.kind) if rule.kind in kinds else len(kinds), rule.kind
 
 
 def _condition(rule: AlertRule) -> str:
@@ -127,11 +127,13 @@ def alert_page(request: HttpRequest, alert_id: int) -> HttpResponse:
     now = timezone.now()
     notifications = Notification.objects.filter(alert_ids__contains=[alert.pk], created_at__gte=alert.started_at)
     listed = list(notifications.select_related("channel").order_by("number")[:PAGE])
+    history = list(alert.history.select_related("by"))
     context = {
         "alert": alert,
         "kind": KINDS.get(alert.rule.kind),
-        "history": alert.history.select_related("by"),
+        "history": history,
         "notifications": listed,
+        "was_notified": any(entry.transition == AlertTransition.NOTIFIED for entry in history),
         "overdue": sorted({notification.channel.name for notification in listed if notification.is_overdue}),
         "overview": overview_path(alert, now),
         "policy_ids": _policies_of_causes(request, [alert]),
@@ -154,7 +156,7 @@ def _chart(alert: Alert, now: datetime) -> dict[str, Any]:
         period = preview_period(kind, kind.read(rule.settings), alert.pool, group=group, start=start, end=end)
     except InvalidError:
         return {}
-    summary = f"{kind.figure} and its limit from {start:%H:%M} to {end:%H:%M} UTC. {alert.summary}"
+    summary = f"{kind.figure} and its limit from {start:%H:%M} to {end:%H:%M} UTC. {headline(alert)}."
     change, words = changed_at(alert)
     if change is not None:
         summary += f" A vertical line at {change:%H:%M:%S} UTC: {words}."

@@ -54,6 +54,9 @@ def rule_new(request: HttpRequest) -> HttpResponse:
 def rule_edit(request: HttpRequest, rule_id: int) -> HttpResponse:
     """Change a rule. Disabling it resolves its alerts."""
     rule = get_object_or_404(AlertRule.objects.select_related("pool", "group"), pk=rule_id)
+    page = {"title": f"Rule {rule.name} of pool {rule.pool.name}", "action": "Save", "rule": rule}
+    if rule.kind not in KINDS:
+        return render_live(request, "telemetry/rule.html", page, status=409 if request.method == "POST" else 200)
     initial = {
         "name": rule.name,
         "enabled": rule.enabled,
@@ -64,7 +67,6 @@ def rule_edit(request: HttpRequest, rule_id: int) -> HttpResponse:
         **{name: "none" if value is None else setting(value) for name, value in effective_settings(rule).items()},
     }
     form = RuleForm(KINDS[rule.kind], _data(request, initial), initial=initial).editing(rule)
-    page = {"title": f"Rule {rule.name} of pool {rule.pool.name}", "action": "Save", "rule": rule}
     if form.is_valid():
         if "preview" in request.POST:
             return _page(request, form, page, preview_of=rule.pool)

@@ -16,7 +16,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Pool, Rollout, RoutingPolicy
-from controlplane.services.policies.publish_checks import finding_of
+from controlplane.services.policies.publish_checks import doubt_about, finding_in
 from controlplane.services.policies.settings import are_equal_settings, policy_catalogue
 from controlplane.web.base import current_user, errors_as_messages, manageable, render_live, viewable
 from controlplane.web.forms.base import Form
@@ -204,6 +204,7 @@ def what_if_draft(request: HttpRequest, policy_id: int) -> HttpResponse:
         except ControlPlaneError as failure:
             error = str(failure)
     what_if, number = next(what_ifs_of_settings(draft), (None, 0))
+    doubt = doubt_about(draft)
     rows = rows_of(what_if) if what_if else []
     context = {
         "policy": policy,
@@ -212,7 +213,8 @@ def what_if_draft(request: HttpRequest, policy_id: int) -> HttpResponse:
         "row": rows[number + 2] if rows else None,
         "ttft_errors": replay_errors(rows),
         "error": error,
-        "finding": finding_of(draft),
+        "doubt": doubt,
+        "finding": finding_in(doubt, policy.pool),
         "publish_form": PublishForm(draft),
     }
     return render(request, "telemetry/what_if_draft.html", context)

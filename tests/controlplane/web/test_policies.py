@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -199,9 +201,42 @@ def test_every_strategy_says_when_to_use_it_in_its_documents_words(visitor, poli
 def test_a_change_that_moves_most_prefixes_is_preselected_to_be_gradual(visitor, policy, monkeypatch):
     draft = save_draft(policy, {"strategy": "random"})
     chosen = 'value="{}" checked'
-    assert chosen.format("all_at_once") in visitor.get(path(policy, "")).text
+    with monkeypatch.context() as patched:
+        patched.setattr(views, "doubt_about", lambda _: None)  # predicted to be clearly better
+        text = visitor.get(path(policy, "")).text
+        assert chosen.format("all_at_once") in text
+        assert "The prediction is clearly better." in text
+    text = visitor.get(path(policy, "")).text
+    assert chosen.format("by_share") in text
+    assert "not clearly better: No what-if of exactly these settings has been run." in text
     effect = Effect("strategy", "cold_caches", ("pool default",), "All of them.", moved_ratio=0.75)
     monkeypatch.setattr(views, "effects_of_settings", lambda *_, **__: [effect])
-    assert chosen.format("by_share") in visitor.get(path(policy, "")).text
+    assert "because the change moves 75 % of the prefixes" in visitor.get(path(policy, "")).text
     visitor.post(path(policy, f"publish/{draft.pk}/"), {"reason": "no plan", "digest": draft.digest})
     assert policy.live().number == draft.number  # a script that names no plan publishes as before
+
+
+def test_choosing_a_strategy_shows_what_follows_before_any_edit(visitor, policy):
+    text = visitor.get(path(policy, "edit/?strategy=prefix_hash")).text
+    assert "placed by prefix_hash instead of round_robin" in text
+    assert "Pool default has no active replica." in text
+    assert "Reset to default" not in text
+
+
+def test_a_setting_is_marked_where_it_differs_from_its_default_and_from_the_active_revision(visitor, policy):
+    publish_revision(save_draft(policy, {"strategy": "prefix_hash", "slack_s": 1.5}).pk)
+    edit = path(policy, "edit/?strategy=prefix_hash")
+    reset = 'name="reset" value="slack_s" formnovalidate>Reset to default, 0.06<'
+    text = visitor.get(edit).text
+    assert reset in text
+    assert "active: 1.5" not in text
+    checked = visitor.post(path(policy, "check/?strategy=prefix_hash"), {"slack_s": "2"}).text
+    assert '<div class="help" id="marks-slack_s" hx-swap-oob="outerMorph">' in checked
+    assert "active: 1.5" in checked
+    form = {"slack_s": "2", "boundary_bytes": "128", "based_on": 2, "reset": "slack_s"}
+    text = visitor.post(edit, form).text
+    assert "active: 1.5" in text
+    assert reset not in text
+    assert re.search(r'name="slack_s"[^>]* autofocus', text)
+    assert 'name="boundary_bytes" value="128"' in text
+    assert policy.draft() is None

@@ -58,7 +58,7 @@ def test_the_draft_offers_its_plans_with_limits_ranges_and_defaults(visitor, pol
     text = visitor.get(f"/policies/{policy.pk}/").text
     for words in ("All at once", "By share of prefixes", "Router by router", "Task group by task group"):
         assert words in text
-    assert 'value="all_at_once" checked' in text
+    assert 'value="by_share" checked' in text
     assert 'value="5, 25"' in text
     assert "hit rate" in text
     assert "default 0.05" in text

@@ -59,7 +59,7 @@ def test_the_sentence_names_the_strategy_the_author_and_the_reason():
 
     assert finding.summary == (
         "Revision 2 of policy p (random, published by admin at 11:59:30 UTC: try it) places 100 % of the tokens: hit "
-        "rate 50 % instead of 80 %."
+        "rate 50 %."
     )
 
 
@@ -81,6 +81,7 @@ def test_evidence_is_told_in_sentences():
         "Explains 1,500,000 of 1,500,000 lost tokens (100 %).",
         "Revision 2 of policy p, strategy random.",
         "Published by admin at 2031-03-04 12:00:00 UTC: try it.",
+        "The requests of its task groups had a hit rate of 80 % in the hour before the drop.",
         "Share of the tokens now: 100 %.",
         "Revision 2.",
     ]

@@ -8,9 +8,11 @@ from django.db.models import F
 from controlplane.models import RoutingPolicy
 from controlplane.schema_fields import settings_of
 from controlplane.services.fleet.pools import create_pool
+from controlplane.services.policies.lifecycle import revert_policy
 from telemetry.alerts.findings import Finding, Reason, Result, no_data
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import alert_labels, alert_payload, describe
+from telemetry.alerts.notifications import notify_due
 from telemetry.channels.message_text import links
 from telemetry.models import Alert, AlertRule, AlertState, RouterReading, Silence
 from telemetry.services.alerts.alerts import open_alerts
@@ -95,6 +97,15 @@ def test_alerts_and_results_that_another_release_stored_are_shown(visitor, fleet
     AlertRule.objects.filter(pk=rule.pk).update(kind="of_a_later_release")
     for path in ("/alerts/", f"/alerts/{alert.pk}/", "/status/"):
         assert "Status unknown" not in visitor.get(path).text
+    page, url = f"/alerts/rules/{rule.pk}/", f"/api/v1/alert-rules/{rule.pk}"
+    assert "Unknown kind of a later release: of_a_later_release." in visitor.get(page).text
+    assert visitor.post(page, {"name": "x"}).status_code == 409
+    answer = visitor.get(url)
+    assert answer.json()["effective_settings"] == rule.settings
+    change = partial(visitor.patch, url, {"name": "x"}, content_type="application/json")
+    assert change(headers={"If-Match": answer["ETag"]}).status_code == 409
+    visitor.post(f"{page}remove/")
+    assert not AlertRule.objects.filter(pk=rule.pk).exists()
 
 
 def test_an_open_alert_says_why_its_rule_has_no_current_value(visitor, fleet, noon):
@@ -391,6 +402,8 @@ def test_rules_are_grouped_by_pool_and_kind_behind_resolved_alerts(visitor, flee
     assert re.findall(r"<strong>Pool (\w+)</strong>", text) == ["another", "chat"]
     rules = re.findall(r'<th scope="row" class="text">([^<]*?) *<', text.split("Pool chat</strong>")[1])
     assert rules[:3] == ["Hit rate drop", "TTFT objective", "Error ratio"]
+    kinds = re.findall(r'<th scope="rowgroup" rowspan="(\d)" class="text">([^<]*)<', text)
+    assert ("2", "Router lost") in kinds
 
 
 def test_a_rule_has_a_runbook_of_its_own(visitor, fleet, noon):
@@ -410,3 +423,37 @@ def test_a_rule_has_a_runbook_of_its_own(visitor, fleet, noon):
     addresses = dict(links(payload, "https://warmpath.example"))
     assert addresses["Runbook"] == good
     assert addresses[payload["remedy"]].startswith("https://warmpath.example/policies/")
+
+
+def test_after_the_remedy_the_page_and_the_strip_say_how_far_the_hit_rate_has_recovered(visitor, fleet, noon):
+    alert = named_revision(fleet, noon)
+    policy = RoutingPolicy.objects.get(pool=fleet, group=None)
+    recovering = Finding(Result.OK, Reason.WITHIN, 0.52, 0.49, 0.64)
+    AlertRule.objects.filter(pk=alert.rule_id).update(
+        verdict=recovering.as_json(), evaluated_at=noon + timedelta(seconds=30)
+    )
+    Alert.objects.update(started_at=noon - timedelta(seconds=40), value=0.45, detail={"lowest_ratio": 0.31})
+    revert_policy(policy, 1, reason="back")
+    words = "Revision 2 was replaced 0 s ago: the hit rate recovers as caches fill, 52.0 % of 64.0 %."
+    text, strip = visitor.get(f"/alerts/{alert.pk}/").text, visitor.get("/status/").text
+    for part in (text, strip):
+        assert words in part
+        assert "Hit rate fell from 64.0 % to 31.0 % at" in part  # its lowest, whatever it is now
+        assert "/revert/" not in part
+    live = visitor.get(f"/alerts/{alert.pk}/", headers={"HX-Request": "true"}).text
+    assert words in live, "the page says so without being loaded again"
+    assert alert.summary not in live, "a sentence of an earlier evaluation"
+
+
+def test_an_alert_without_a_channel_notified_nobody_until_one_is_added(visitor, fleet, noon):
+    alert = drop_alert(fleet, noon)
+    Alert.objects.update(fired_at=noon - timedelta(minutes=5), explained_at=noon, notified_at=None)
+    notify_due(noon)
+    text = visitor.get(f"/alerts/{alert.pk}/").text
+    assert ">Notified<" not in text
+    assert re.search(r'Nobody was notified:</strong> no channel is set up. <a href="/channels/">', text)
+    create_channel("on call", config={"url": "https://hooks.example/x"})
+    notify_due(noon + timedelta(seconds=5))
+    text = visitor.get(f"/alerts/{alert.pk}/").text
+    assert ">Notified<" in text
+    assert "Nobody was notified" not in text

@@ -12,7 +12,7 @@ from controlplane.services.fleet.pools import update_pool
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies import publish_checks
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, revert_policy, save_draft
-from controlplane.services.policies.publish_checks import FindingCode, finding_of
+from controlplane.services.policies.publish_checks import FindingCode, doubt_about, finding_of
 from controlplane.services.policies.rollout_plans import make_plan
 from controlplane.services.policies.rollouts import abort_rollout
 from telemetry.models import WhatIfState
@@ -222,6 +222,28 @@ def test_advice_warns_of_a_worse_verdict_within_the_limits_but_a_requirement_is_
     draft.policy.pool.refresh_from_db()
     assert code_of(draft) is FindingCode.WORSE
     assert "Hit rate 43.0 % instead of 45.0 %" in finding_of(draft).detail
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hit_rate": (0.3, 0.02), "ttft": (-0.5, 0.1), "verdict": "better"}, ""),
+        ({"hit_rate": (0.01, 0.02), "ttft": (0.01, 0.02)}, "no difference beyond its uncertainty"),
+        ({"hit_rate": (0.3, 0.02), "ttft": (0.1, 0.02), "verdict": "mixed"}, "One figure"),
+        ({"hit_rate": (0.3, 0.02), "is_calibrated": False}, "not calibrated"),
+        ({"state": WhatIfState.RUNNING}, "is running"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["advise", "require"])
+def test_a_draft_that_is_not_clearly_better_is_in_doubt(policy, draft, mode, changes, words):
+    predict_draft(draft, **changes)
+    update_pool(policy.pool, what_if={"mode": mode})
+    draft.policy.pool.refresh_from_db()
+    doubt = doubt_about(draft)
+    assert words in doubt.detail if words else doubt is None
+    update_pool(policy.pool, what_if={"mode": "off"})
+    draft.policy.pool.refresh_from_db()
+    assert doubt_about(draft) is None
 
 
 def test_without_a_registered_check_a_required_prediction_is_refused(draft, monkeypatch):
