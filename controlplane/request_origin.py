@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import logging
+import re
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from threading import Event, Lock
 from django.conf import settings
 from django.http import HttpRequest
 
+_SHARED_TOKEN = re.compile(r"/shared/[^/\s]+")
 MAX_ADDRESS_LENGTH = 45  # characters of an IPv6 address
 log = logging.getLogger(__name__)
 
@@ -95,10 +97,17 @@ def current_origin() -> Origin:
     return _origin.get()
 
 
+def without_tokens(text: str) -> str:
+    """A text with URL paths, without the tokens that paths of read-only links contain."""
+    return _SHARED_TOKEN.sub("/shared/***", text)
+
+
 class OneLineRefusals(logging.Filter):
-    """Removes the traceback of a request that was refused (4xx): it only shows where the refusal is in our code."""
+    """Removes tokens from paths, and the traceback of a request that was refused (4xx), which says nothing new."""
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(without_tokens(arg) if isinstance(arg, str) else arg for arg in record.args)
         if getattr(record, "status_code", 500) < 500:
             record.exc_info = None
         return True

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from controlplane.request_origin import without_tokens
+
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
@@ -77,11 +79,11 @@ def _start(service: str) -> Stop:
 
 
 def _without_query(span: Any, request: HttpRequest) -> None:
-    """Replace URLs by paths: a query may hold a code of single sign-on."""
+    """Replace URLs by paths without tokens: a query may hold a code of single sign-on."""
     if span.is_recording():
-        for name in ("http.url", "http.target", "url.full"):
+        for name in ("http.url", "http.target", "url.full", "url.path"):
             if name in span.attributes:
-                span.set_attribute(name, request.path)
+                span.set_attribute(name, without_tokens(request.path))
         if "url.query" in span.attributes:
             span.set_attribute("url.query", "")
 

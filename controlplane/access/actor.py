@@ -123,6 +123,7 @@ PROJECT_OF: dict[str, str | None] = {
     "telemetry.MetricsServer": None,
     "telemetry.Notification": "alert__pool__project",
     "telemetry.WhatIf": "pool__project",
+    "telemetry.SharedLink": "pool__project",
     "telemetry.Prediction": "rollout__revision__policy__pool__project",
 }
 

@@ -95,6 +95,9 @@ RULES: Mapping[str, Rule] = {
     "telemetry:links": _rule(POST=VIEWER),
     "telemetry:link": VIEW,
     "telemetry:link-follow": VIEW,
+    "telemetry:views": _rule(GET=VIEWER, POST=EDITOR, confirm=("POST",)),  # the form creates read-only links
+    "telemetry:view-remove": _rule(POST=VIEWER),  # the user's own
+    "telemetry:shared-revoke": _rule(POST=EDITOR),
     "telemetry:prefixes": VIEW,
     "telemetry:requests": VIEW,
     "telemetry:request": VIEW,
@@ -291,6 +294,9 @@ PUBLIC_ROUTES = frozenset(
     {
         "healthz",
         "readyz",
+        "telemetry:shared",  # these three need the token of a read-only link
+        "telemetry:shared-live",
+        "telemetry:shared-figure",
         "telemetry:metrics",  # needs METRICS_TOKEN, or an address in METRICS_NETWORKS
         "account_login",
         "account_logout",
@@ -335,6 +341,7 @@ MODEL_OF_URL_PARAMETER: Mapping[str, tuple[str, str]] = {
     "server_id": ("telemetry.MetricsServer", "pk"),
     "notification_id": ("telemetry.Notification", "pk"),
     "what_if_id": ("telemetry.WhatIf", "pk"),
+    "shared_id": ("telemetry.SharedLink", "pk"),
 }
 
 

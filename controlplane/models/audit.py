@@ -137,6 +137,8 @@ class EventKind(models.TextChoices):
     SECOND_FACTOR_CHANGED = "second_factor_changed", "Second factor changed"
     TOKEN_CREATED = "token_created", "Token created"
     TOKEN_REVOKED = "token_revoked", "Token revoked"
+    LINK_SHARED = "link_shared", "Read-only link created"
+    LINK_REVOKED = "link_revoked", "Read-only link revoked"
     CLIENT_KEY_CREATED = "client_key_created", "Client key created"
     CLIENT_KEY_CHANGED = "client_key_changed", "Client key changed"
     CLIENT_KEY_REVOKED = "client_key_revoked", "Client key revoked"

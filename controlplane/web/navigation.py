@@ -90,6 +90,7 @@ _ENTRIES: dict[str, tuple[str, tuple[tuple[str, str, str, tuple[str, ...]], ...]
         "M19 5l-2.5 2.5M7.5 16.5L5 19",
         (
             ("Get started", "telemetry:start", "j", ()),
+            ("Views", "telemetry:views", "z", ("/links/",)),
             ("Channels", "telemetry:channels", "h", ("/deliveries/",)),
             ("Prometheus", "telemetry:metrics-servers", "s", ()),
             ("Users", "controlplane:users", "u", ("/projects/",)),

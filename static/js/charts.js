@@ -35,18 +35,13 @@ export class Chart {
     this.range = null; // the zoomed range, in UTC
     this.near = false; // whether it is visible or close to it; others are neither loaded nor refreshed
     this.zoomed = () => {};
+    this.plain = !this.part("zoom"); // on a wall: nothing to point at or press
     this.listen();
   }
 
   listen() {
     this.note("Loading");
-    this.part("zoom").hidden = false;
-    this.part("zoom-in").addEventListener("click", () => this.zoomTo(this.middle()));
-    this.part("zoom-out").addEventListener("click", () => document.dispatchEvent(new Event("zoomundo")));
-    this.part("zoom-use").addEventListener("click", () => this.useRange());
-    this.part("table-toggle").setAttribute("role", "button");
-    this.showTable(tables().has(this.slug));
-    this.part("table-toggle").addEventListener("click", (event) => this.toggleTable(event));
+    if (!this.plain) this.listenToReader();
     new ResizeObserver(() => {
       clearTimeout(this.resizing);
       this.resizing = setTimeout(() => this.fit(), SETTLED_MS);
@@ -55,6 +50,16 @@ export class Chart {
       this.near = seen.at(-1).isIntersecting;
       if (!this.figure) this.load();
     }, { rootMargin: "200px" }).observe(this.section);
+  }
+
+  listenToReader() {
+    this.part("zoom").hidden = false;
+    this.part("zoom-in").addEventListener("click", () => this.zoomTo(this.middle()));
+    this.part("zoom-out").addEventListener("click", () => document.dispatchEvent(new Event("zoomundo")));
+    this.part("zoom-use").addEventListener("click", () => this.useRange());
+    this.part("table-toggle").setAttribute("role", "button");
+    this.showTable(tables().has(this.slug));
+    this.part("table-toggle").addEventListener("click", (event) => this.toggleTable(event));
     this.plot.addEventListener("pointerenter", () => (this.pointed = true));
     this.plot.addEventListener("pointerleave", () => (this.pointed = false));
   }
@@ -124,25 +129,27 @@ export class Chart {
     if (!this.figure) return;
     const { data, layout, meta } = this.figure;
     const shown = data.map((trace) => ({ ...trace, visible: !this.hidden.has(trace.name) }));
-    const drawn = themed(structuredClone(layout), this.plot.clientWidth - layout.margin.l - layout.margin.r, this.zone);
+    const scale = this.plain ? parseFloat(getComputedStyle(this.section).fontSize) / 14 : 1; // a wall's letters are larger
+    const drawn = themed(structuredClone(layout), this.plot.clientWidth, this.zone, scale);
     if (this.range) drawn.xaxis.range = this.range.map((at) => this.toClock(at));
     const top = Math.max(0, ...shown.filter((trace) => trace.visible && trace.yaxis !== "y2").flatMap((trace) => trace.y));
     if (drawn.yaxis.rangemode === "tozero" && top > 0) drawn.yaxis.range = [0, top * HEADROOM];
     if (this.plot.clientHeight < LOW_PX) drawn.annotations = drawn.annotations.filter((label) => label.name !== "policy");
     if (NARROW.matches) drawn.dragmode = false;
-    drawn.xaxis.nticks = Math.max(4, Math.floor(this.plot.clientWidth / 90));
+    drawn.xaxis.nticks = Math.max(4, Math.floor(this.plot.clientWidth / 90 / scale));
     drawn.xaxis.tickangle = 0;
     const first = !this.plot.classList.contains("js-plotly-plot");
     legend(this.part("legend"), data.filter((trace) => trace.meta === "line" || trace.meta === "band"), this.hidden, (name) => this.toggle(name));
-    this.part("notes").hidden = !meta.notes.length;
-    this.part("notes").textContent = meta.notes.join(" ");
-    await window.Plotly.react(this.plot, shown, drawn, CONFIG);
+    await window.Plotly.react(this.plot, shown, drawn, { ...CONFIG, staticPlot: this.plain });
     if (first) {
       this.plot.on("plotly_relayout", (change) => this.relayouted(change));
       this.plot.on("plotly_click", ({ points }) => points.length && location.assign(this.requests(points[0].x)));
     }
     this.note(meta.empty ? `No data: ${meta.empty}.` : "");
     this.plot.setAttribute("aria-label", meta.summary);
+    if (this.plain) return;
+    this.part("notes").hidden = !meta.notes.length;
+    this.part("notes").textContent = meta.notes.join(" ");
     this.listEvents(meta.events);
     this.fillTable();
   }
@@ -208,6 +215,7 @@ export class Chart {
   }
 
   async zoom(range) {
+    if (this.plain) return;
     this.range = range;
     this.part("zoom-out").hidden = this.part("zoom-use").hidden = !range;
     if (!this.figure) return;

@@ -18,6 +18,7 @@ export function startKeys() {
       event.preventDefault();
       document.dispatchEvent(new Event("searchopen"));
     }
+    else if (event.key === "Escape") document.querySelector("[data-leave]")?.click();
     else if (event.key === "p") document.dispatchEvent(new Event("pausetoggle"));
   });
 }

@@ -1,7 +1,9 @@
 // Refreshes the live parts of a page: an element with data-refresh="seconds" receives the event of its hx-trigger
 // ("refresh", or "refresh-fast" for 1 s), and htmx requests it again. Nothing is refreshed while the tab is hidden or
-// updates are paused (except data-always, the status strip), and no table under the pointer. Charts listen for "tick" on document, once a second. If the server
-// is unreachable, the marker shows that and the page stays as it is.
+// updates are paused (except data-always, the status strip), and no table under the pointer. Charts listen for "tick" on
+// document, once a second. If the server is unreachable, the marker shows that and the page stays as it is.
+import { isNotifying } from "./notify.js";
+
 const STATES = {
   live: "Live",
   paused: "Paused",
@@ -12,7 +14,10 @@ const STATES = {
 // A table under the pointer is being read or clicked, so it is not replaced until the pointer leaves it.
 const POINTED = ":is(table, .events):hover";
 
-let paused = false;
+// With notifications on, a hidden tab asks for the strip alone; browsers wake it about once a minute after a while.
+const HIDDEN_MS = 15_000;
+
+let paused = false, hiddenAt = 0;
 
 export function startLive() {
   const marker = document.querySelector("[data-live]");
@@ -45,10 +50,13 @@ export function startLive() {
   document.addEventListener("htmx:after:request", (event) => onResponse(event.detail.ctx, show));
   document.addEventListener("htmx:error", (event) => {
     show("error");
-    if (event.detail.ctx?.sourceElement?.id === "status") showContact(false);
+    if (saysContact(event.detail.ctx)) showContact(false);
   });
   document.addEventListener("livestate", (event) => paused || fixed || show(event.detail));
 }
+
+// The strip, or without one, as on a shared wall, any part.
+const saysContact = (ctx) => ctx?.sourceElement === (document.getElementById("status") ?? ctx?.sourceElement);
 
 // On every page, also without a live part, a line says that the control plane does not respond.
 function showContact(responds) {
@@ -65,8 +73,12 @@ function hideOwnLinks() {
 }
 
 function tick(seconds, now = false, fixed = false) {
-  if (document.hidden) return;
-  const still = paused || fixed;
+  if (document.hidden) {
+    if (!isNotifying() || Date.now() - hiddenAt < HIDDEN_MS) return;
+    hiddenAt = Date.now();
+    now = true;
+  }
+  const still = paused || fixed || document.hidden;
   if (!still) document.dispatchEvent(new CustomEvent("tick", { detail: { now } }));
   for (const element of document.querySelectorAll(still ? "[data-always]" : "[data-refresh]")) {
     const every = Number(element.dataset.refresh);
@@ -83,6 +95,7 @@ function onResponse(ctx, show) {
   else if (ctx.sourceElement?.dataset.refresh) {
     const responds = raw.ok || raw.status === 304;
     if (!paused) show(responds ? "live" : "error");
-    if (ctx.sourceElement.id === "status") showContact(responds);
+    if (saysContact(ctx)) showContact(responds);
+    if (raw.status === 404 && "shared" in document.body.dataset) location.reload(); // the link ended
   }
 }

@@ -201,3 +201,36 @@ class ShortLink(models.Model):
 
     def __str__(self) -> str:
         return self.code
+
+
+class SavedView(models.Model):
+    """A short link that a user finds again by a name."""
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="saved_views")
+    link = models.ForeignKey(ShortLink, models.CASCADE, related_name="saved")
+    name = models.CharField(max_length=60)
+
+    class Meta:
+        ordering = ("name",)
+        constraints = (
+            UniqueConstraint(fields=["user", "name"], name="saved_view_name_once"),
+            UniqueConstraint(fields=["user", "link"], name="saved_view_link_once"),
+        )
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class SharedLink(models.Model):
+    """A link that shows the wall of one pool to everybody, until it expires. A revoked one has no row."""
+
+    pool = models.ForeignKey("controlplane.Pool", models.CASCADE, related_name="+")
+    digest = models.CharField(max_length=64, unique=True, editable=False)  # SHA-256 of the token, hex
+    query = models.CharField(max_length=100)  # the time range, as in URLs
+    made_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+")
+    made_at = models.DateTimeField()
+    expires_at = models.DateTimeField(db_index=True)
+    opened_at = models.DateTimeField(null=True, editable=False)  # the last time, to the minute
+
+    def __str__(self) -> str:
+        return f"{self.pk} to pool {self.pool.name}"

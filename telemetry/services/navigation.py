@@ -1,12 +1,18 @@
-"""Search, and short links: a code that leads to a view with its range, zoom and filters.
+"""Search, and links: short links, a code that leads to a view with its range, zoom and filters, and read-only links.
 
 A short link is only an address: a user who follows it must sign in and sees what their permissions allow. Only
 addresses of Warmpath's own pages are accepted, so a link never redirects elsewhere. Links that were not followed for
-``RETENTION`` are deleted, and so are the least recently followed ones above ``MAX_LINKS``.
+``RETENTION`` are deleted, and so are the least recently followed ones above ``MAX_LINKS``, but none that a user saved
+under a name.
+
+Whoever has a read-only link sees the wall of one pool until the link expires or is revoked, and nothing else. Its token
+has 256 random bits and is shown once. The SHA-256 of it is stored, without a key, because such a token cannot be
+guessed. The links of a user whose account is disabled open nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from collections.abc import Iterator, Sequence
@@ -28,6 +34,7 @@ from controlplane.access.actor import Actor, visible
 from controlplane.access.rules import PUBLIC_ROUTES, RULES, may_submit, needed_role
 from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import (
+    EventKind,
     PolicyRevision,
     Pool,
     Replica,
@@ -38,8 +45,9 @@ from controlplane.models import (
     RoutingPolicy,
     TaskGroup,
 )
+from controlplane.services.events import record_event
 from controlplane.services.policies.settings import policy_catalogue
-from telemetry.models import Alert, AlertRule, Channel, MetricsServer, ShortLink
+from telemetry.models import Alert, AlertRule, Channel, MetricsServer, SavedView, SharedLink, ShortLink
 from telemetry.models.notification import MAX_VIEW_CHARS
 
 MAX_RESULTS = 6  # of each source
@@ -47,6 +55,10 @@ MAX_QUERY_CHARS = 63
 RETENTION = timedelta(days=400)
 MAX_LINKS = 50_000
 MAX_LINKS_PER_DAY = 500  # of one user
+MAX_SAVED_VIEWS = 100  # of one user
+MAX_SHARED_LINKS = 50  # of a pool
+MIN_VALID, MAX_VALID = timedelta(hours=1), timedelta(days=30)  # of a read-only link
+TOKEN_BYTES = 32
 DAY = timedelta(days=1)
 CODE_BYTES = 6  # random; 8 characters
 
@@ -228,6 +240,26 @@ def shorten(view: str, *, by: User, now: datetime) -> ShortLink:
     )[0]
 
 
+@transaction.atomic
+def save_view(view: str, name: str, *, by: User, now: datetime) -> SavedView:
+    """Give a view a name in the user's list. Of the same view, or with the same name, it replaces the former entry."""
+    name = " ".join(name.split())
+    limit = SavedView._meta.get_field("name").max_length  # noqa: SLF001 - Django's documented name
+    if not (name.isprintable() and 0 < len(name) <= (limit or 0)):
+        raise InvalidError("$.name", f"expected a name of at most {limit} characters")
+    link = shorten(view, by=by, now=now)
+    SavedView.objects.filter(Q(name=name) | Q(link=link), user=by).delete()
+    if SavedView.objects.filter(user=by).count() >= MAX_SAVED_VIEWS:
+        raise ConflictError(f"You have {MAX_SAVED_VIEWS} saved views: remove one first.")
+    return SavedView.objects.create(user=by, link=link, name=name)
+
+
+def saved_views(user: User, words: Sequence[str]) -> list[SavedView]:
+    """The user's saved views that match, at most ``MAX_RESULTS``. One query."""
+    rows = SavedView.objects.filter(user=user).select_related("link")
+    return [row for row in rows if is_match(words, f"view {row.name}")][:MAX_RESULTS]
+
+
 def follow(code: str, now: datetime) -> ShortLink | None:
     """The link of a code, marked as used. One query, and one write a day."""
     link = ShortLink.objects.select_related("made_by").filter(code=code).first()
@@ -252,8 +284,53 @@ def check_view(view: str) -> None:
 
 
 def _delete_old_links(now: datetime) -> None:
-    ShortLink.objects.filter(used_at__lt=now - RETENTION).delete()
+    unsaved = ShortLink.objects.filter(saved=None)
+    unsaved.filter(used_at__lt=now - RETENTION).delete()
     excess = ShortLink.objects.count() - MAX_LINKS + 1
     if excess > 0:
-        oldest = ShortLink.objects.order_by("used_at", "pk").values("pk")[:excess]
+        oldest = unsaved.order_by("used_at", "pk").values("pk")[:excess]
         ShortLink.objects.filter(pk__in=oldest).delete()
+
+
+@transaction.atomic
+def create_shared_link(pool: Pool, query: str, *, valid: timedelta, by: User, now: datetime) -> tuple[SharedLink, str]:
+    """A link to a pool's wall with the time range of ``query``, and its token, which is not stored."""
+    if not MIN_VALID <= valid <= MAX_VALID:
+        raise InvalidError("$.valid", "expected 1 hour to 30 days")
+    SharedLink.objects.filter(expires_at__lte=now).delete()
+    if SharedLink.objects.filter(pool=pool).count() >= MAX_SHARED_LINKS:
+        raise ConflictError(f"Pool {pool.name} has {MAX_SHARED_LINKS} read-only links: revoke one first.")
+    token = secrets.token_urlsafe(TOKEN_BYTES)
+    link = SharedLink.objects.create(
+        pool=pool, digest=_link_digest(token), query=query, made_by=by, made_at=now, expires_at=now + valid
+    )
+    summary = f"Read-only link {link} was created. It expires at {link.expires_at:%Y-%m-%d %H:%M} UTC."
+    detail = {"range": query, "expires_at": link.expires_at.isoformat()}
+    record_event(EventKind.LINK_SHARED, summary, pool=pool, by=by, detail=detail)
+    return link, token
+
+
+@transaction.atomic
+def revoke_shared_link(link: SharedLink, *, by: User) -> None:
+    """End a link now."""
+    summary = f"Read-only link {link} was revoked."
+    link.delete()
+    record_event(EventKind.LINK_REVOKED, summary, pool=link.pool, by=by)
+
+
+def valid_links(now: datetime) -> QuerySet[SharedLink]:
+    """The links that open something."""
+    links = SharedLink.objects.filter(expires_at__gt=now, made_by__is_active=True)
+    return links.select_related("pool", "made_by").order_by("expires_at")
+
+
+def find_shared_link(token: str, now: datetime) -> SharedLink | None:
+    """The valid link of a token, marked as opened. One query, and one write a minute."""
+    link = valid_links(now).filter(digest=_link_digest(token)).first()
+    if link is not None and (link.opened_at is None or now - link.opened_at >= timedelta(minutes=1)):
+        SharedLink.objects.filter(pk=link.pk).update(opened_at=now)
+    return link
+
+
+def _link_digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

@@ -1,12 +1,14 @@
-"""Forms of channels, the heartbeat, Prometheus servers, alert rules and silences."""
+"""Forms of channels, the heartbeat, Prometheus servers, alert rules, silences and read-only links."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import urlencode
 
 from django import forms
 from django.db.models import QuerySet
+from django.http import QueryDict
 
 from controlplane.models import Pool, Project
 from controlplane.schema_fields import SettingInfo, settings_of
@@ -18,6 +20,7 @@ from telemetry.matchers import HELP, MAX_CHARS, MAX_MATCHERS
 from telemetry.models import MetricsServer, Severity, Topic
 from telemetry.models.alert import REPEAT_S
 from telemetry.services.notifications.heartbeats import MAX_S, MIN_S
+from telemetry.web.ranges import DEFAULT, SHOWN_DEFAULT, requested_range
 
 RESERVED_NAMES = frozenset({"name", "matchers", "enabled"})  # no setting of a channel kind has these names
 SETTING_LABELS = {  # of rules, where the field's name alone is not clear
@@ -52,6 +55,7 @@ SETTING_LABELS = {  # of rules, where the field's name alone is not clear
     "within_s": "First token within",
 }
 SILENCE_HOURS = (("1", "1 hour"), ("4", "4 hours"), ("24", "1 day"), ("168", "7 days"), ("720", "30 days"))
+LINK_HOURS = (("1", "1 hour"), ("24", "1 day"), ("168", "7 days"), ("720", "30 days"))
 _LINES = {"autocomplete": "off", "spellcheck": "false"}
 _NUMBER = {"inputmode": "decimal", "autocomplete": "off"}
 _SERVER_FIELDS = (
@@ -311,3 +315,27 @@ class SilenceForm(Form):
         choose_from(choice, projects)
         if isinstance(choice, forms.ModelChoiceField) and not everywhere:
             choice.required, choice.empty_label = True, None
+
+
+class SharedLinkForm(Form):
+    """A new read-only link to the wall of a pool, for a live range or a fixed one."""
+
+    pool = forms.ModelChoiceField(Pool.objects.none(), to_field_name="name")
+    range = forms.CharField(label="Last", initial="1h", required=False, help_text="A live range, such as 15m or 7d.")
+    start = forms.CharField(label="Or from (UTC)", required=False, help_text="A fixed range, such as 2026-01-31T13:45.")
+    end = forms.CharField(label="to (UTC)", required=False)
+    hours = forms.ChoiceField(label="Valid for", choices=LINK_HOURS, initial="168")
+
+    def __init__(self, *args: Any, pools: QuerySet[Pool], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        choose_from(self.fields["pool"], pools)
+
+    def clean(self) -> dict[str, Any]:
+        """The query of the time range, or why it is none."""
+        values: dict[str, Any] = super().clean() or self.cleaned_data
+        fixed = {"from": values.get("start"), "to": values.get("end")}
+        chosen = fixed if all(fixed.values()) else {"range": values.get("range") or DEFAULT}
+        values["query"] = urlencode(chosen)
+        if error := requested_range(QueryDict(values["query"])).error:
+            self.add_error("range" if "range" in chosen else "start", error.partition(SHOWN_DEFAULT)[0].strip())
+        return values

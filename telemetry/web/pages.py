@@ -1,7 +1,12 @@
-"""What the pages of fleet, pool, task group and replica share: charts, alerts, events, and the age of the data."""
+"""What pages share: charts, alerts, events, the age of the data, and the wall.
+
+The wall is the overview for a screen that is read from afar. What a read-only link shows of it is rendered without the
+request, so that it depends on nothing of who looks: no session, role or query.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import threading
@@ -9,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, wraps
 from typing import Any
@@ -17,7 +22,7 @@ from typing import Any
 from django.conf import settings
 from django.core.paginator import Page, Paginator
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, QueryDict
 from django.template.loader import render_to_string
 from django.utils import timezone
 from django.utils.functional import SimpleLazyObject
@@ -33,14 +38,25 @@ from controlplane.models.policy import OPEN_ROLLOUTS
 from controlplane.web.base import Sort, requested_sort, viewable
 from telemetry.alerts.remedies import remedy_of
 from telemetry.metrics.windows import ReplicaRow
-from telemetry.models import Alert, AlertState, Severity
+from telemetry.models import Alert, AlertState, Severity, SharedLink
 from telemetry.services.alerts.alerts import open_alerts
-from telemetry.services.figures.groups import share_within
-from telemetry.services.figures.overview import HEALTHS, worst_first
-from telemetry.services.figures.replicas import events_of
+from telemetry.services.figures.groups import policies_in_use, policy_periods, share_within
+from telemetry.services.figures.overview import (
+    HEALTHS,
+    Fleet,
+    Subject,
+    before,
+    change_of,
+    fleet_tiles,
+    replica_rows,
+    worst_first,
+)
+from telemetry.services.figures.replicas import events_of, heat_strips
+from telemetry.services.lab.value import saved_in
 from telemetry.services.self_monitoring import TelemetryStatus, telemetry_status
 from telemetry.web.charts import CHARTS, HIT_RATE, OBJECTIVE, TTFT, Chart, View
-from telemetry.web.ranges import PageState
+from telemetry.web.figures import build_figure, markers
+from telemetry.web.ranges import PageState, requested_range
 
 log = logging.getLogger(__name__)
 REPLICA_COLUMNS = (
@@ -56,6 +72,9 @@ MAX_EVENTS = 8  # on a page
 MAX_FIRING, MAX_CANARIES = 50, 3  # of which the status strip shows the worst
 REPLICAS_PER_PAGE = 50
 MAIN_CHARTS = (HIT_RATE.slug, TTFT.slug)  # of the overview; each of the others has a page
+MAX_STRIPS, MAX_WALL_ALERTS = 12, 3  # of a wall
+PAGE, LIVE = "page", "live"
+SHARED_PARTS = frozenset({PAGE, LIVE, *MAIN_CHARTS})  # of what a read-only link shows
 TTFT_COLUMNS = ("ttft_p50_s", "ttft_p95_s")
 
 
@@ -256,3 +275,52 @@ def live_part(view: Callable[..., HttpResponse]) -> Any:
         return HttpResponse(content, content_type=content_type, status=status)
 
     return require_GET(gzip_page(cache_control(private=True, no_cache=True)(conditional_page(shared))))
+
+
+def wall_context(state: PageState) -> dict[str, Any]:
+    """What a wall shows of its subject. The number of its queries does not depend on that of replicas."""
+    pools = state.pools if state.subject.pool is None else [state.subject.pool]
+    window, now = state.range.tiles, timezone.now()
+    period = before(window)
+    fleet = Fleet(state.subject, period.start)
+    rows = worst_first(replica_rows(fleet, state.range.table))
+    shown = {row.name for row in rows[:MAX_STRIPS]}
+    tiles = fleet_tiles(fleet, window)
+    return {
+        **frame(state, MAIN_CHARTS),
+        "wall": True,
+        "page_state": state,
+        "pool": state.subject.pool,
+        "tiles": tiles,
+        "read_at": tiles.read_at,
+        "scrape_gap": scrape_gap(tiles.read_at) if state.range.live and tiles.replicas_total else "",
+        "change": change_of(tiles, fleet, period),
+        "saved": saved_in(fleet, pools, window, now),
+        "policies": policies_in_use(pools),
+        "rows": [row for row in rows if row.name in shown],
+        "more_replicas": len(rows) - len(shown),
+        "strips": heat_strips([replica for replica in fleet.replicas if replica.name in shown], window),
+    }
+
+
+def shared_content(link: SharedLink, part: str) -> Content:
+    """One of the ``SHARED_PARTS`` of what a link shows."""
+    query = QueryDict(link.query)
+    state = PageState([link.pool], Subject.of_pool(link.pool), requested_range(query), query)
+    if part in MAIN_CHARTS:
+        return json.dumps(_shared_figure(link, state, part)).encode(), "application/json", 200
+    firing = open_alerts(link.pool).filter(state=AlertState.FIRING, suppression__isnull=True)
+    context = wall_context(state) | {"shared": True, "firing": firing[:MAX_WALL_ALERTS]}
+    context["layout"] = "base.html" if part == PAGE else "partial.html"
+    return render_to_string("telemetry/overview.html", context).encode(), "text/html; charset=utf-8", 200
+
+
+def _shared_figure(link: SharedLink, state: PageState, slug: str) -> dict[str, Any]:
+    """The marks have labels and no sentences, because those name users."""
+    view, window = CHARTS[slug].view(state.query, state.kind), state.range.window
+    if view is None:
+        raise LookupError(slug)
+    events = [event for event in events_of(state.subject, window) if event.pool_id == link.pool_id]
+    marks = [replace(mark, lines=[]) for mark in markers(events, window, named=False)]
+    periods = policy_periods(link.pool, None, window)
+    return build_figure(view, view.figure.query(state.subject, window), marks, window, periods=periods)

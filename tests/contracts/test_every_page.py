@@ -20,6 +20,7 @@ NOT_PAGES = {
     "telemetry:prediction-of-rollout",
     "controlplane:policy-rollout", "controlplane:warming", "controlplane:pool-sources",
     "controlplane:audit-csv", "telemetry:link-follow",
+    "telemetry:shared", "telemetry:shared-live", "telemetry:shared-figure",
     "healthz", "readyz", "telemetry:metrics",
     "account_inactive", "account_set_password", "openid_connect_callback", "single_sign_on_disconnect",
 }  # fmt: skip

@@ -28,6 +28,8 @@ ANYWHERE = (
     "/requests/?range=1h&order=slowest",
     "/search/?q=gpu",
     "/?pool=none",
+    "/?wall=1",
+    "/views/",
     "/alerts/",
     "/alerts/?kind=load_skew&after=yesterday",
     "/alerts/rules/new/?kind=ttft_objective",

@@ -155,7 +155,7 @@ def test_a_copied_link_brings_back_what_was_seen(site, full):
     assert page.evaluate(axis) == seen
     expect(page.locator("[data-chart=ttft] [data-table] table")).to_be_visible()
 
-    page.get_by_role("button", name="Short link").click()
+    page.get_by_role("button", name="Save or link").click()
     page.get_by_role("button", name="Copy").click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     short = page.evaluate("navigator.clipboard.readText()")

@@ -28,7 +28,7 @@ TOPICS = {  # prefixes of kinds
     "Fleet": ("pool_", "replica_", "group_", "source_"),
     "Routers": ("router_", "config_"),
     "Alerts": ("alert_", "rule_", "channel_", "silence_"),
-    "Access": ("user_", "role_", "token_", "project_", "key_", "secret_"),
+    "Access": ("user_", "role_", "token_", "project_", "key_", "secret_", "link_"),
 }
 
 

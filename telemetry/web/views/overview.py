@@ -48,7 +48,16 @@ from telemetry.services.lab.scaling import scaling_of
 from telemetry.services.lab.value import saved_in
 from telemetry.storage.dimension_sums import usage_reports
 from telemetry.web.breakdown_figures import draw_precision
-from telemetry.web.pages import GROUP_COLUMNS, MAIN_CHARTS, frame, live_context, live_part, replica_table, scrape_gap
+from telemetry.web.pages import (
+    GROUP_COLUMNS,
+    MAIN_CHARTS,
+    frame,
+    live_context,
+    live_part,
+    replica_table,
+    scrape_gap,
+    wall_context,
+)
 from telemetry.web.ranges import NO_GROUP, PageState, overview_of, page_state, page_state_of, path_of, replica_named
 
 # What the page of a removed replica shows.
@@ -86,7 +95,7 @@ def overview(request: HttpRequest) -> HttpResponse:
             query.pop(name, None)
         return redirect(f"{path_of(subject)}?{query.urlencode()}")
     context = _overview(request, state) | frame(state, MAIN_CHARTS)
-    if context["pool"] is not None:
+    if context["pool"] is not None and "wall" not in context:
         context["reconciled"] = reconcile(context["fleet"], last_day_of(state.range.table))
     return render_live(request, "telemetry/overview.html", context, partial=False)
 
@@ -108,6 +117,8 @@ def pool_detail(request: HttpRequest, pool_name: str) -> HttpResponse:
 
 def _overview(request: HttpRequest, state: PageState) -> dict[str, Any]:
     """The live part. Its size and queries do not depend on the fleet's size, except for the replicas of one page."""
+    if request.GET.get("wall"):
+        return wall_context(state)
     subject, window = state.subject, state.range.tiles
     now = window.end if state.range.live else timezone.now()
     period = before(window)

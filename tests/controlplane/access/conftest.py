@@ -5,6 +5,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+from django.contrib.auth.models import User
 from django.utils import timezone
 
 from controlplane.models import DiscoveredReplica, Role
@@ -21,6 +22,7 @@ from telemetry.services.alerts.silences import create_silence
 from telemetry.services.lab.prediction_records import create_record
 from telemetry.services.lab.what_ifs import create_what_if
 from telemetry.services.metrics_servers import create_server
+from telemetry.services.navigation import create_shared_link
 from telemetry.services.notifications.channels import create_channel
 from telemetry.services.notifications.channels import test_send as send_test_notification
 from telemetry.services.notifications.heartbeats import set_heartbeat
@@ -63,10 +65,13 @@ def create_project_with_objects(name, number):
     router = announce(name=f"router-{number}", boot="b", admin_url=f"http://10.0.{number}.9:8081")
     prediction = create_record(rollout)
     what_if = create_what_if(pool, [{"name": "a", "replicas": 2}])
+    maker = User.objects.create(username=f"{name}-maker")
+    shared, _ = create_shared_link(pool, "range=1h", valid=timedelta(days=1), by=maker, now=timezone.now())
     key, _ = create_client_key(project, f"{name}-key", groups=[f"{name}-group"])
     return SimpleNamespace(
         router=router,
         key=key,
+        shared=shared,
         project=project,
         pool=pool,
         replica=replica,
