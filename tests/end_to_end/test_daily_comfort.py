@@ -119,7 +119,7 @@ def test_every_key_is_in_the_help_and_leads_where_it_says(site, full):
     page = site.open()
     page.goto("/fleet/")
     keys = page.eval_on_selector_all("[data-go]", "links => links.map((link) => [link.dataset.go, link.pathname])")
-    assert len({key for key, _ in keys}) == len(keys) == 25
+    assert len({key for key, _ in keys}) == len(keys) == 26
     page.keyboard.press("?")
     told = page.locator("#keys dt").evaluate_all("rows => rows.map((row) => row.innerText.replaceAll(/\\s+/g, ''))")
     assert sorted(told) == sorted([*(f"g{key}" for key, _ in keys), "?", "/", "p", "tz", "tc", "tv", "Esc"])
