@@ -114,10 +114,13 @@ def signed_points(ratio: float | None) -> str:
 
 @register.filter
 def seconds(value: float | None, beside: float | None = None) -> str:
-    """Seconds in a readable unit: 48 ms, 1.30 s, 2 min 5 s, 3 h 20 min; not in ms ``beside`` a second or more."""
+    """Seconds in a readable unit: 48 ms, 1.30 s, 2 min 5 s, 3 h 20 min.
+
+    ``beside`` a second or more, 0.1 s and more are not in ms.
+    """
     if value is None:
         return NOTHING
-    if 0 < value < 1 and (beside or 0) < 1:
+    if 0 < value < (0.1 if (beside or 0) >= 1 else 1):
         return f"{value * 1000:.0f} ms"
     if value < 60:
         return f"{value:.0f} s" if value == int(value) else f"{value:.2f} s" if value < 10 else f"{value:.1f} s"

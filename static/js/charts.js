@@ -73,9 +73,13 @@ export class Chart {
     if (this.figure || !window.Plotly) return this.draw();
     const request = new XMLHttpRequest();
     request.open("GET", this.section.dataset.src, false);
-    request.send();
-    if (request.status !== 200) return this.failed(`the server responded with status ${request.status}`);
-    this.response = JSON.parse(request.responseText);
+    try {
+      request.send();
+      if (request.status !== 200) throw new Error(request.statusText);
+      this.response = JSON.parse(request.responseText);
+    } catch {
+      return this.failed("the control plane cannot be reached");
+    }
     this.loadedAt = Date.now();
     this.rezone();
   }

@@ -40,7 +40,7 @@ export function startLive() {
     if (marker) show("live");
     if (button) button.hidden = false;
     button?.addEventListener("click", () => pause(!paused));
-    document.addEventListener("pausetoggle", () => pause(!paused));
+    document.addEventListener("pausetoggle", () => marker && pause(!paused)); // a wall would not say that it is paused
   }
   document.addEventListener("visibilitychange", () => document.hidden || tick(1, true, fixed));
   document.addEventListener("htmx:after:swap", hideOwnLinks);

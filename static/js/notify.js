@@ -24,6 +24,10 @@ function notify(aloud) {
   if (!line || said.includes(line.dataset.alert)) return;
   localStorage.setItem(SAID, [...said, line.dataset.alert].slice(-MAX_SAID).join(" "));
   if (!aloud) return;
-  const shown = new Notification("Warmpath alert", { body: line.querySelector("strong").textContent, tag: `warmpath-alert-${line.dataset.alert}` });
-  shown.onclick = () => (window.focus(), location.assign(`/alerts/${line.dataset.alert}/`));
+  try {
+    const shown = new Notification("Warmpath alert", { body: line.querySelector("strong").textContent, tag: `warmpath-alert-${line.dataset.alert}` });
+    shown.onclick = () => (window.focus(), location.assign(`/alerts/${line.dataset.alert}/`));
+  } catch {
+    localStorage.removeItem(ON); // Chrome on Android has them for service workers alone
+  }
 }

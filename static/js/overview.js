@@ -9,7 +9,7 @@ const each = (act) => charts.forEach(act);
 // A zoom applies to all charts, because the reader looks for what else changed at that time. "Back" undoes it.
 const show = (range) => each((chart) => chart.zoom(range));
 each((chart) => {
-  chart.range = zoom();
+  chart.range = chart.plain ? null : zoom();
   chart.onZoom((range) => {
     keepZoom(range);
     each((other) => other !== chart && other.zoom(range));
@@ -23,7 +23,7 @@ document.addEventListener("zoomundo", () => {
   show(null);
 });
 window.addEventListener("beforeprint", () => each((chart) => chart.print()));
-matchMedia("print").addEventListener("change", () => each((chart) => chart.print()));
+matchMedia("print").addEventListener("change", (event) => each((chart) => (event.matches ? chart.print() : chart.draw())));
 window.addEventListener("themechange", () => each((chart) => chart.draw()));
 window.addEventListener("zonechange", () => each((chart) => chart.rezone()));
 

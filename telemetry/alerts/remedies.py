@@ -20,7 +20,7 @@ from django.utils import timezone
 from controlplane.models import PolicyRevision, Replica, ReplicaState, RevisionState, Rollout, RoutingPolicy
 from controlplane.models.policy import OPEN_ROLLOUTS
 from controlplane.services.policies.lifecycle import healthy_revisions
-from telemetry.alerts.kinds.base import percent
+from telemetry.alerts.kinds.base import duration, percent
 from telemetry.causes.evidence import CauseKind
 from telemetry.models import Alert, AlertState, RuleKind
 
@@ -105,11 +105,11 @@ def _recovery(alert: Alert, number: int, replaced_at: datetime | None) -> str:
     left = f"Revision {number} is no longer active"
     if replaced_at is not None and replaced_at > alert.started_at:
         ago_s = (timezone.now() - replaced_at).total_seconds()
-        left = f"Revision {number} was replaced {f'{ago_s / 60:.0f} min' if ago_s > 120 else f'{ago_s:.0f} s'} ago"
+        left = f"Revision {number} was replaced {duration(round(ago_s))} ago"
     value = (alert.rule.verdict or {}).get("value")
     if value is None or alert.baseline is None:
         return f"{left}: the hit rate recovers as caches fill."
-    return f"{left}: the hit rate recovers as caches fill, {percent(value)} of {percent(alert.baseline)}."
+    return f"{left}: the hit rate recovers as caches fill, now {percent(value)}, usually {percent(alert.baseline)}."
 
 
 def _canary(alert: Alert, _: Evidence) -> Remedy:

@@ -16,6 +16,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import reduce
@@ -24,7 +25,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from django.contrib.auth.models import User
-from django.db import transaction
+from django.db import DatabaseError, transaction
 from django.db.models import F, OuterRef, Q, QuerySet, Subquery, TextField, Value
 from django.db.models.fields.json import KT
 from django.db.models.functions import Coalesce, Greatest
@@ -247,6 +248,7 @@ def save_view(view: str, name: str, *, by: User, now: datetime) -> SavedView:
     limit = SavedView._meta.get_field("name").max_length  # noqa: SLF001 - Django's documented name
     if not (name.isprintable() and 0 < len(name) <= (limit or 0)):
         raise InvalidError("$.name", f"expected a name of at most {limit} characters")
+    User.objects.select_for_update().get(pk=by.pk)
     link = shorten(view, by=by, now=now)
     SavedView.objects.filter(Q(name=name) | Q(link=link), user=by).delete()
     if SavedView.objects.filter(user=by).count() >= MAX_SAVED_VIEWS:
@@ -297,6 +299,7 @@ def create_shared_link(pool: Pool, query: str, *, valid: timedelta, by: User, no
     """A link to a pool's wall with the time range of ``query``, and its token, which is not stored."""
     if not MIN_VALID <= valid <= MAX_VALID:
         raise InvalidError("$.valid", "expected 1 hour to 30 days")
+    Pool.objects.select_for_update().get(pk=pool.pk)
     SharedLink.objects.filter(expires_at__lte=now).delete()
     if SharedLink.objects.filter(pool=pool).count() >= MAX_SHARED_LINKS:
         raise ConflictError(f"Pool {pool.name} has {MAX_SHARED_LINKS} read-only links: revoke one first.")
@@ -314,21 +317,21 @@ def create_shared_link(pool: Pool, query: str, *, valid: timedelta, by: User, no
 def revoke_shared_link(link: SharedLink, *, by: User) -> None:
     """End a link now."""
     summary = f"Read-only link {link} was revoked."
-    link.delete()
-    record_event(EventKind.LINK_REVOKED, summary, pool=link.pool, by=by)
+    if SharedLink.objects.filter(pk=link.pk).delete()[0]:
+        record_event(EventKind.LINK_REVOKED, summary, pool=link.pool, by=by)
 
 
-def valid_links(now: datetime) -> QuerySet[SharedLink]:
-    """The links that open something."""
-    links = SharedLink.objects.filter(expires_at__gt=now, made_by__is_active=True)
-    return links.select_related("pool", "made_by").order_by("expires_at")
+def shared_links(now: datetime) -> QuerySet[SharedLink]:
+    """The links that have not expired, also of users whose accounts are disabled."""
+    return SharedLink.objects.filter(expires_at__gt=now).select_related("pool", "made_by").order_by("expires_at")
 
 
 def find_shared_link(token: str, now: datetime) -> SharedLink | None:
-    """The valid link of a token, marked as opened. One query, and one write a minute."""
-    link = valid_links(now).filter(digest=_link_digest(token)).first()
+    """The valid link of a token, marked as opened. One query, and one write a minute, which may fail: a full disk."""
+    link = shared_links(now).filter(digest=_link_digest(token), made_by__is_active=True).first()
     if link is not None and (link.opened_at is None or now - link.opened_at >= timedelta(minutes=1)):
-        SharedLink.objects.filter(pk=link.pk).update(opened_at=now)
+        with suppress(DatabaseError), transaction.atomic():
+            SharedLink.objects.filter(pk=link.pk).update(opened_at=now)
     return link
 
 

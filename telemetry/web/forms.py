@@ -334,8 +334,8 @@ class SharedLinkForm(Form):
         """The query of the time range, or why it is none."""
         values: dict[str, Any] = super().clean() or self.cleaned_data
         fixed = {"from": values.get("start"), "to": values.get("end")}
-        chosen = fixed if all(fixed.values()) else {"range": values.get("range") or DEFAULT}
-        values["query"] = urlencode(chosen)
+        chosen = fixed if any(fixed.values()) else {"range": values.get("range") or DEFAULT}
+        values["query"] = urlencode({name: value or "" for name, value in chosen.items()})
         if error := requested_range(QueryDict(values["query"])).error:
             self.add_error("range" if "range" in chosen else "start", error.partition(SHOWN_DEFAULT)[0].strip())
         return values

@@ -36,6 +36,7 @@ from controlplane.access.actor import actor_of
 from controlplane.models import Rollout, RolloutState
 from controlplane.models.policy import OPEN_ROLLOUTS
 from controlplane.web.base import Sort, requested_sort, viewable
+from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.remedies import remedy_of
 from telemetry.metrics.windows import ReplicaRow
 from telemetry.models import Alert, AlertState, Severity, SharedLink
@@ -73,6 +74,7 @@ MAX_FIRING, MAX_CANARIES = 50, 3  # of which the status strip shows the worst
 REPLICAS_PER_PAGE = 50
 MAIN_CHARTS = (HIT_RATE.slug, TTFT.slug)  # of the overview; each of the others has a page
 MAX_STRIPS, MAX_WALL_ALERTS = 12, 3  # of a wall
+FLEET_WIDE = tuple(kind.name for kind in KINDS.values() if kind.is_fleet_wide)
 PAGE, LIVE = "page", "live"
 SHARED_PARTS = frozenset({PAGE, LIVE, *MAIN_CHARTS})  # of what a read-only link shows
 TTFT_COLUMNS = ("ttft_p50_s", "ttft_p95_s")
@@ -309,8 +311,10 @@ def shared_content(link: SharedLink, part: str) -> Content:
     state = PageState([link.pool], Subject.of_pool(link.pool), requested_range(query), query)
     if part in MAIN_CHARTS:
         return json.dumps(_shared_figure(link, state, part)).encode(), "application/json", 200
+    # Alerts that are fleet-wide name routers, and what routers say of a configuration of all pools.
     firing = open_alerts(link.pool).filter(state=AlertState.FIRING, suppression__isnull=True)
-    context = wall_context(state) | {"shared": True, "firing": firing[:MAX_WALL_ALERTS]}
+    worst = sorted(firing.exclude(rule__kind__in=FLEET_WIDE)[:MAX_FIRING], key=_urgency)
+    context = wall_context(state) | {"shared": True, "firing": worst[:MAX_WALL_ALERTS]}
     context["layout"] = "base.html" if part == PAGE else "partial.html"
     return render_to_string("telemetry/overview.html", context).encode(), "text/html; charset=utf-8", 200
 

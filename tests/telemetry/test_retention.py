@@ -24,7 +24,7 @@ A_DAY = {"events": 120, "removals": 30, "reports": 100, "configurations": 6, "al
 END_BY_TIME = {
     "alert", "alerthistoryentry", "auditcheck", "breakdownbin", "configsnapshot", "decision", "deliveryattempt",
     "event", "idempotencyrecord", "itemfailure", "notification", "prediction", "reading", "replaystate", "rolluprepair",
-    "routerreading", "routerreport", "shortlink", "signinlock", "silence", "usersession", "whatif",
+    "routerreading", "routerreport", "sharedlink", "shortlink", "signinlock", "silence", "usersession", "whatif",
 }  # fmt: skip
 # Tables with a row for each thing that exists now.
 ONE_EACH = {
@@ -34,7 +34,13 @@ ONE_EACH = {
     "readpool", "replica", "replicasource", "roleassignment", "rollupstate", "router", "routingpolicy", "scrapeshard",
     "scrapestate", "taskgroup", "workerliveness",
 }  # fmt: skip
-BY_USERS = {"auditentry", "policyrevision", "rollout", "rollouthistoryentry"}  # what users did; docs/scaling.md
+BY_USERS = {
+    "auditentry",
+    "policyrevision",
+    "rollout",
+    "rollouthistoryentry",
+    "savedview",
+}  # what users did; docs/scaling.md
 
 
 def generate(sql, **parameters):

@@ -215,7 +215,7 @@ def explain(alert: Alert, now: datetime) -> None:
     Alert.objects.filter(pk=alert.pk, state=AlertState.FIRING).update(causes=documents, explained_at=now)
     named = causes[0].evidence if causes and causes[0].kind == CauseKind.REVISION else {}
     record_alert_cause(alert.pk, named.get("policy", ""), named.get("revision"))
-    if documents and not alert.causes:
+    if documents and not alert.history.filter(transition=AlertTransition.EXPLAINED).exists():
         record_transition(alert, AlertTransition.EXPLAINED, now, text=documents[0]["summary"])
 
 

@@ -39,8 +39,8 @@ from telemetry.services.navigation import (
     save_view,
     saved_views,
     search,
+    shared_links,
     shorten,
-    valid_links,
 )
 from telemetry.services.setup import SETUP_COOKIE, served_model, setup_steps
 from telemetry.web.decisions import parse_place, place_of
@@ -51,6 +51,7 @@ from telemetry.web.ranges import requested_range
 GONE = "This link is unknown, or it expired or was revoked. Ask whoever sent it for another one.\n"
 _shared_contents = SharedContent()
 COOKIE_S = 400 * 86_400
+SCREENS = 20  # of a read-only link: how many times the rate of an unknown client it may be requested
 CLIENTS = (  # template of the lines, name, number of lines
     ("curl", "curl", 4),
     ("openai", "OpenAI's SDK (Python)", 10),
@@ -131,7 +132,7 @@ def views(request: HttpRequest) -> HttpResponse:
     context = {
         "saved": SavedView.objects.filter(user=by).select_related("link"),
         "max_saved": MAX_SAVED_VIEWS,
-        "links": viewable(request, valid_links(timezone.now())),
+        "links": viewable(request, shared_links(timezone.now())),
         "form": form,
         "address": address,
     }
@@ -159,12 +160,16 @@ def shared_revoke(request: HttpRequest, shared_id: int) -> HttpResponse:
 @require_GET
 def shared(request: HttpRequest, token: str, part: str = PAGE) -> HttpResponse:
     """A part of what a read-only link shows, to everybody who has it. Every refusal of a link is the same response."""
-    network = rate_limit_network(client_address(request))
-    allowance = request_counter().charge(f"address:{network}", settings.API_RATE_UNAUTHENTICATED)
+    link = find_shared_link(token, timezone.now())
+    limit = settings.API_RATE_UNAUTHENTICATED
+    if link is None:
+        allowance = request_counter().charge(f"address:{rate_limit_network(client_address(request))}", limit)
+    else:  # many screens may show one link
+        allowance = request_counter().charge(f"link:{link.pk}", SCREENS * limit)
     if allowance is not None and allowance.remaining < 0:
         response = HttpResponse("Too many requests.\n", content_type="text/plain", status=429)
         response["Retry-After"] = str(allowance.reset_s)
-    elif (link := find_shared_link(token, timezone.now())) and part in SHARED_PARTS:
+    elif link is not None and part in SHARED_PARTS:
         content, content_type, status = _shared_contents.get(
             (link.pk, part), partial(shared_content, link, part), settings.LIVE_PARTS_FRESH_S
         )

@@ -63,7 +63,7 @@ from telemetry.web.ranges import NO_GROUP, PageState, overview_of, page_state, p
 # What the page of a removed replica shows.
 BEFORE_REMOVAL, AFTER_REMOVAL = timedelta(hours=1), timedelta(minutes=1)
 MAX_ALERTS = 5
-HIT_RATE_FELL = Q(state=AlertState.FIRING, rule__kind__in=(RuleKind.HIT_RATE_DROP, RuleKind.HIT_RATE_FLOOR))
+HIT_RATE_FELL = Q(state=AlertState.FIRING, rule__kind=RuleKind.HIT_RATE_DROP, suppression__isnull=True)
 
 
 def _open_rollouts(pools: list[Pool]) -> list[dict[str, Any]]:

@@ -434,7 +434,7 @@ def test_after_the_remedy_the_page_and_the_strip_say_how_far_the_hit_rate_has_re
     )
     Alert.objects.update(started_at=noon - timedelta(seconds=40), value=0.45, detail={"lowest_ratio": 0.31})
     revert_policy(policy, 1, reason="back")
-    words = "Revision 2 was replaced 0 s ago: the hit rate recovers as caches fill, 52.0 % of 64.0 %."
+    words = "Revision 2 was replaced 0 s ago: the hit rate recovers as caches fill, now 52.0 %, usually 64.0 %."
     text, strip = visitor.get(f"/alerts/{alert.pk}/").text, visitor.get("/status/").text
     for part in (text, strip):
         assert words in part

@@ -17,7 +17,7 @@ from controlplane.services import rates
 from controlplane.services.access.users import set_role
 from controlplane.services.events import record_event
 from controlplane.services.fleet.pools import create_pool, create_project
-from telemetry.models import SavedView, SharedLink, ShortLink
+from telemetry.models import Alert, AlertRule, SavedView, SharedLink, ShortLink
 from telemetry.services import navigation
 from telemetry.web.views import links
 from tests.fleet_history import drop_alert
@@ -64,6 +64,9 @@ def test_a_link_shows_the_wall_of_its_pool_and_nothing_else(visitor, stranger, f
     alert = drop_alert(fleet, noon)
     record_event(EventKind.REPLICA_DOWN, "olga-the-admin drained it.", pool=fleet)
     record_event(EventKind.ROUTER_LOST, "Router secret-router is lost.")
+    lost = AlertRule.objects.get(pool=fleet, kind="router_lost", name="Router lost")
+    times = {"started_at": NOW, "last_breach_at": NOW, "fired_at": NOW}
+    Alert.objects.create(rule=lost, pool=fleet, state="firing", summary="Router secret-router is lost.", **times)
     link = share(visitor)
     responses = [stranger.get(path) for path in paths(link)]
 
@@ -164,7 +167,12 @@ def test_editors_create_and_revoke_links(user, visitor, stranger, fleet):
     assert "New read-only link" not in viewer.get("/views/").text
     refused = abroad.post("/views/", {"pool": "chat", "range": "1h", "hours": "1"})
     assert (refused.status_code, SharedLink.objects.count()) == (422, 0)
-    for fields in ({"hours": "1000"}, {"range": "soon"}, {"start": "2031-03-04T12:00", "end": "yesterday"}):
+    for fields in (
+        {"hours": "1000"},
+        {"range": "soon"},
+        {"start": "2031-03-04T12:00"},
+        {"start": "2031-03-04T12:00", "end": "yesterday"},
+    ):
         assert editor.post("/views/", {"pool": "chat", "hours": "1"} | fields).status_code == 422
     link = share(editor, start="2031-03-04T11:00", end="2031-03-04T11:30")
     assert "in this range" in stranger.get(link).text
