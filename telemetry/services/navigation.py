@@ -5,9 +5,9 @@ addresses of Warmpath's own pages are accepted, so a link never redirects elsewh
 ``RETENTION`` are deleted, and so are the least recently followed ones above ``MAX_LINKS``, but none that a user saved
 under a name.
 
-Whoever has a read-only link sees the wall of one pool until the link expires or is revoked, and nothing else. Its token
-has 256 random bits and is shown once. The SHA-256 of it is stored, without a key, because such a token cannot be
-guessed. The links of a user whose account is disabled open nothing.
+A read-only link shows the wall of one pool, and nothing else, to everybody who has it, until it expires or is revoked.
+Its token has 256 random bits and is shown once. The SHA-256 of it is stored, without a key, because such a token cannot
+be guessed. The links of a user whose account is disabled open nothing.
 """
 
 from __future__ import annotations

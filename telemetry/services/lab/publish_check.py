@@ -3,8 +3,8 @@
 The newest what-if of exactly the draft's settings that has ended decides. It must be calibrated, rest on traffic that
 is not too old, and have replayed the settings that are active now as its baseline. A figure exceeds its limit if it is
 certainly worse, as in the verdict (the 95 % interval excludes 0), and worse by more than the limit. A draft under which
-more replicas are overloaded than under the active policy is worse whatever the limits. A draft within the limits whose
-verdict is not that it is better may be published, and that is said.
+more replicas are overloaded than under the active policy is worse whatever the limits. A draft within the limits that
+is not predicted to be better may be published; the check returns why it is not clearly better.
 """
 
 from __future__ import annotations
