@@ -57,7 +57,7 @@ async def listening(serve: Serve, tls: SSLContext | None = None) -> AsyncIterato
         server.close()
         async with asyncio.timeout(DEADLINE_S):
             while tasks := asyncio.all_tasks() - before:  # those of connections that are being accepted too
-                await asyncio.gather(*tasks)
+                await asyncio.wait(tasks)
 
 
 @asynccontextmanager
