@@ -325,7 +325,7 @@ def _note(alert: Alert, kind: NotificationKind, other_count: int, now: datetime)
     if kind is NotificationKind.REPEATED and _has_new_cause(alert, now):
         return f"the likely cause is now: {alert.causes[0]['summary']}"
     plural = "s" if other_count > 1 else ""
-    return f"in one message with {other_count} other alert{plural} of its pool" if other_count else ""
+    return f"together with {other_count} other alert{plural} of its pool" if other_count else ""
 
 
 def _replaced_cause(alert: Alert, kind: NotificationKind, now: datetime) -> str | None:

@@ -2,7 +2,7 @@
 
 Theory of operation. The pool stores the requirement; predictions belong to telemetry, which registers a check when
 Django starts. A check returns what is in doubt about a draft, or None if it is predicted to be clearly better. A doubt
-preselects a gradual rollout; one that is not ``is_within_limits`` is a finding, which speaks against publishing.
+preselects a gradual rollout; one whose code is not ``WITHIN_LIMITS`` is a finding, which speaks against publishing.
 Publishing runs the checks on the locked policy, before anything is written. Without a registered check, a pool that
 requires a prediction rejects drafts; an approver can still publish with a reason. Reverting, aborting and rolling back
 are never checked.
@@ -86,6 +86,7 @@ class FindingCode(StrEnum):
     OUTDATED = "what-if-outdated"
     UNKNOWN = "what-if-inconclusive"  # a limited figure could not be predicted
     WORSE = "what-if-worse"
+    WITHIN_LIMITS = "what-if-within-limits"  # it may be published, but is not clearly better
     UNAVAILABLE = "what-if-unavailable"  # no check is registered
 
 
@@ -128,7 +129,6 @@ class Finding:
     links: Mapping[str, Any]  # what_if and page of an existing what-if; start: the request that creates one
     figures: tuple[PredictedFigure, ...] = ()
     blocks: bool = False  # False: it is only shown
-    is_within_limits: bool = False  # it may be published, but is not clearly better
 
     def as_json(self) -> dict[str, Any]:
         """Members of a problem document."""
@@ -168,7 +168,7 @@ def doubt_about(draft: PolicyRevision) -> Finding | None:
 
 def finding_in(doubt: Finding | None, pool: Pool) -> Finding | None:
     """What in a doubt speaks against publishing; it ``blocks`` if the pool requires a prediction."""
-    if doubt is None or doubt.is_within_limits:
+    if doubt is None or doubt.code is FindingCode.WITHIN_LIMITS:
         return None
     if prediction_policy(pool).mode is PredictionMode.ADVISE:
         return doubt if doubt.code is FindingCode.WORSE else None

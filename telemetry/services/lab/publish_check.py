@@ -84,8 +84,7 @@ def _check(draft: PolicyRevision, what_if: WhatIf, number: int, limits: Predicti
         return _finding(FindingCode.UNKNOWN, text, to_do, draft, what_if, figures)
     if (verdict := Verdict(candidate["verdict"])) is Verdict.BETTER:
         return None
-    allowed = _finding(FindingCode.UNKNOWN, WITHIN_LIMITS[verdict], "", draft, what_if, figures)
-    return replace(allowed, is_within_limits=True)
+    return _finding(FindingCode.WITHIN_LIMITS, WITHIN_LIMITS[verdict], "", draft, what_if, figures)
 
 
 def _outdated(what_if: WhatIf, pool: Pool, limits: PredictionPolicy) -> str:
