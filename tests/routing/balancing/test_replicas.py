@@ -5,7 +5,7 @@ from collections import Counter
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.placement import Placement
 from routing.balancing.replicas import GroupReplicas, HealthRegistry, targets_of
-from routing.schema import LowestCostSettings, PrefixHashSettings, ReplicaConfig
+from routing.schema import LowestCostSettings, ReplicaConfig
 from routing.types import ReplicaId
 from tests.routing.building import chat, config, pool, request
 
@@ -33,13 +33,6 @@ def test_health_and_slow_start_apply_to_the_whole_replica() -> None:
 
     health.mark(ReplicaId("wide"), up=False)
     assert list(replicas.candidates(health)) == ["plain"]
-
-
-def test_a_retry_goes_to_another_replica_and_not_to_another_rank() -> None:
-    placement = Placement(config(pool(PrefixHashSettings(), (WIDE, PLAIN))), LoadTracker())
-    for text in map(str, range(20)):
-        decision = placement.decide(request(text), HealthRegistry(), {ReplicaId("wide")})
-        assert (decision.replica.name, decision.target.rank) == ("plain", None)
 
 
 def test_each_rank_has_its_own_load_and_its_own_cache() -> None:

@@ -139,27 +139,6 @@ def build_limiter(
     )
 
 
-def test_waiters_are_admitted_first_come_first_served() -> None:
-    limiter, requests = build_limiter(), [QueuedRequest() for _ in range(3)]
-    assert [limiter.acquire(request) for request in requests] == [True, False, False]
-    assert (limiter.running, limiter.waiting) == (1, 2)
-    limiter.release()
-    assert [request.events for request in requests] == [[], ["admitted"], []]
-    limiter.release()
-    limiter.release()
-    assert (limiter.running, limiter.waiting) == (0, 0)
-
-
-def test_urgent_waiters_go_first() -> None:
-    limiter = build_limiter()
-    limiter.acquire(QueuedRequest())
-    early, urgent = QueuedRequest(5), QueuedRequest(1)
-    for request in (early, urgent):
-        limiter.acquire(request)
-    limiter.release()
-    assert (urgent.events, early.events) == (["admitted"], [])
-
-
 @pytest.mark.parametrize("priority", [0, 5, 9])
 def test_a_full_queue_rejects_a_waiter_of_any_priority(priority: int) -> None:
     limiter = build_limiter()
@@ -181,16 +160,6 @@ def test_a_waiter_is_rejected_after_the_longest_wait() -> None:
     clock.now = 10.0
     limiter.expire()
     assert (first.events, second.events, limiter.waiting) == ([RejectionCause.TIMEOUT], [], 1)
-
-
-def test_a_cancelled_waiter_leaves_the_queue() -> None:
-    limiter, request = build_limiter(), QueuedRequest()
-    limiter.acquire(QueuedRequest())
-    limiter.acquire(request)
-    assert limiter.cancel(request)
-    assert not limiter.cancel(request)
-    limiter.release()
-    assert (request.events, limiter.running, limiter.waiting) == ([], 0, 0)
 
 
 def test_new_limits_admit_waiters_at_once() -> None:

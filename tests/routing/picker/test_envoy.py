@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from routing.schema import ConcurrencyConfig, HealthCheck, TaskGroupConfig
+from routing.schema import HealthCheck
 from tests.fakes.envoy import address, envoy, program
 from tests.fakes.replica import FakeReplica, Held, answering, fake_replicas, sse, streaming
 from tests.routing.picker.streams import ENDPOINT, picking
@@ -87,8 +87,6 @@ PLAIN = json.dumps({"choices": [{"finish_reason": "stop"}], "usage": USAGE}).enc
 TOKEN, DONE = sse({"choices": [{"delta": {"content": "word"}}]}), sse("[DONE]")
 USAGE_EVENT = sse({"choices": [], "usage": USAGE})
 STREAM = json.dumps({**json.loads(BODY), "stream": True}).encode()
-LIMITED = TaskGroupConfig(name="limited", concurrency=ConcurrencyConfig(max_running=1, max_waiting=0))
-QUEUED = TaskGroupConfig(name="queued", concurrency=ConcurrencyConfig(max_running=1, max_waiting=9, max_wait_s=60))
 RARELY = HealthCheck(interval_s=600, failures=100)
 
 
@@ -141,7 +139,6 @@ def configured(replicas: list[FakeReplica], picker_port: int) -> dict[str, Any]:
     }
     whole["static_resources"]["clusters"].append(original)
     Listener(whole, "hinted").hint([f"127.0.0.1:{replicas[1].port}"])
-    Listener(whole, "empty").hint([])
     Listener(whole, "by_metadata").route["cluster"] = "by_metadata"
     original_destination = Listener(whole, "original_destination")
     original_destination.hint([f"127.0.0.1:{replicas[2].port}"])  # so that there are no fallbacks
@@ -163,7 +160,7 @@ def configured(replicas: list[FakeReplica], picker_port: int) -> dict[str, Any]:
 async def started() -> AsyncIterator[Gateway]:
     program()
     async with fake_replicas(3) as replicas:
-        whole = config(replicas, models=("tiny",), groups=(LIMITED, QUEUED), health=RARELY)
+        whole = config(replicas, models=("tiny",), health=RARELY)
         async with (
             picking(whole, fallbacks=2) as (harness, _),
             envoy(configured(replicas, harness.port)) as ports,
@@ -208,31 +205,10 @@ async def test_only_endpoints_of_the_subset_hint_are_chosen(gateway: Gateway) ->
     assert [len(replica.calls) for replica in gateway.replicas] == [0, 3, 0]
 
 
-async def test_an_empty_subset_gets_503(gateway: Gateway) -> None:
-    status, headers, body = await gateway.chat(listener="empty")
-
-    assert (status, headers["retry-after"]) == (503, "1")
-    assert json.loads(body)["error"]["type"] == "service_unavailable_error"
-
-
 async def test_a_cluster_of_original_destinations_gets_one_endpoint(gateway: Gateway) -> None:
     status, headers, _ = await gateway.chat(listener="original_destination")
 
     assert (status, headers["x-warmpath-replica"]) == (200, gateway.replicas[2].name)
-
-
-async def test_a_request_beyond_the_concurrency_limit_gets_429(gateway: Gateway) -> None:
-    held = Held()
-    for replica in gateway.replicas:
-        replica.script = held
-    async with gateway.post(STREAM, headers={"X-Task-Group": "limited"}) as first:
-        assert first.status == 200
-        status, headers, body = await gateway.chat(headers={"X-Task-Group": "limited"})
-        held.go.set()
-        await first.read()
-
-    assert (status, json.loads(body)["error"]["type"]) == (429, "rate_limit_error")
-    assert int(headers["retry-after"]) >= 1
 
 
 @pytest.mark.parametrize("listener", ["clients", "by_attribute"])
@@ -297,18 +273,6 @@ async def test_without_a_picker_envoy_fails_open_or_closed_as_configured(gateway
     assert len([call for replica in gateway.replicas for call in replica.calls]) == 1
 
 
-async def test_an_error_response_of_a_replica_passes_and_counts_against_it(gateway: Gateway) -> None:
-    for replica in gateway.replicas:
-        replica.script = answering(b'{"error":"out of memory"}', status=500)
-
-    status, _, body = await gateway.chat()
-
-    assert (status, body) == (500, b'{"error":"out of memory"}')
-    (decision,) = await gateway.decisions(1)
-    assert decision["status"] == 500
-    gateway.harness.router.balancer.breakers.on_health_check_passed(decision["replica"])
-
-
 async def test_a_client_that_disconnects_releases_its_load(gateway: Gateway) -> None:
     held = Held()
     for replica in gateway.replicas:
@@ -327,12 +291,3 @@ async def test_the_picker_responds_itself_where_no_replica_is_needed(gateway: Ga
     async with gateway.http.get(f"{base}/v1/models") as models, gateway.http.get(f"{base}/nothing") as missing:
         listed = await models.json()
         assert (models.status, [card["id"] for card in listed["data"]], missing.status) == (200, ["tiny"], 404)
-
-
-async def test_malformed_bodies_and_unknown_models_are_rejected_by_the_picker(gateway: Gateway) -> None:
-    malformed, _, body = await gateway.chat(b'{"model": "tiny", "messages": [')
-    unknown, _, text = await gateway.chat(chat_body(model="nobody's"))
-
-    assert (malformed, json.loads(body)["error"]["code"]) == (400, 400)
-    assert (unknown, json.loads(text)["error"]["param"]) == (404, "model")
-    assert not any(replica.calls for replica in gateway.replicas)

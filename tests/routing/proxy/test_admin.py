@@ -270,21 +270,6 @@ async def test_decisions_are_paged_by_sequence_number(replica: FakeReplica) -> N
     assert set(first["decisions"][1]["candidates"][0]) == load
 
 
-async def test_a_decision_has_the_predicted_and_the_delivered_hit(
-    replica: FakeReplica,
-) -> None:
-    body = json.dumps({"messages": [{"role": "user", "content": "The same again. " * 100}]}).encode()
-    async with routed(config([replica], settings=LowestCostSettings())) as harness:
-        for _ in range(2):
-            await harness.chat(body)
-        _, listed = await harness.admin("GET", "/admin/decisions")
-    first, again = listed["decisions"]
-
-    assert (first["reason"], first["hit_tokens"]) == ("cold", 0)
-    assert again["reason"] == "hit"
-    assert 300 < again["hit_tokens"] <= again["prompt_tokens_estimate"]
-
-
 def test_the_ring_is_bounded_in_records_and_bytes() -> None:
     ring = DecisionRing(max_records=100, max_bytes=50_000)
     for _ in range(500):

@@ -19,9 +19,6 @@ from routing.schema import (
     ApiKey,
     Caps,
     GroupCaps,
-    LowestCostSettings,
-    PolicyConfig,
-    ReplicaConfig,
     RouterConfig,
     TaskGroupConfig,
     Tier1,
@@ -32,8 +29,6 @@ from tests.routing.proxy.harness import (
     KEY,
     OTHER,
     SECRET,
-    Harness,
-    Response,
     api_key,
     bearer,
     chat_body,
@@ -42,7 +37,6 @@ from tests.routing.proxy.harness import (
     routed,
     with_keys,
 )
-from tests.routing.standin.replica_process import ReplicaProcess, replica_process
 
 LONG = "A passage that several tenants have in common. " * 200
 
@@ -51,27 +45,6 @@ def capped(replica: FakeReplica, caps: Caps, group_caps: GroupCaps | None = None
     snapshot = config([replica], groups=(TaskGroupConfig(name="coding", caps=group_caps),))
     pool = msgspec.structs.replace(snapshot.pools[0], caps=caps)
     return msgspec.structs.replace(snapshot, pools=(pool,))
-
-
-# --- caps ---
-@pytest.mark.parametrize(
-    ("caps", "fields", "param"),
-    [
-        (Caps(), {"n": 129}, "n"),
-        (Caps(), {"best_of": "129"}, "best_of"),
-        (Caps(max_tokens=10), {"max_completion_tokens": 11}, "max_completion_tokens"),
-        (Caps(logprobs=3), {"top_logprobs": 4}, "top_logprobs"),
-    ],
-)
-async def test_parameters_over_a_cap_are_rejected(
-    caps: Caps, fields: dict[str, Any], param: str, replica: FakeReplica
-) -> None:
-    async with routed(capped(replica, caps)) as harness:
-        response = await harness.chat(chat_body(**fields))
-        await harness.at_rest()
-    assert (response.status, response.error["param"], response.error["type"]) == (400, param, "invalid_request_error")
-    assert f"at most {caps.n if caps == Caps() else caps.max_tokens or caps.logprobs} here" in response.error["message"]
-    assert replica.calls == []
 
 
 async def test_a_task_group_has_its_own_caps_or_the_pools(replica: FakeReplica) -> None:
@@ -127,26 +100,6 @@ async def test_a_missing_length_is_set_to_the_cap(replica: FakeReplica) -> None:
     assert [int(call.header(b"content-length")[0]) for call in replica.calls] == [34, 32, 30]
 
 
-@pytest.mark.parametrize(
-    ("path", "other_names", "name"),
-    [
-        (CHAT, ("max_output_tokens",), "max_tokens"),
-        (b"/v1/completions", ("max_completion_tokens", "max_output_tokens"), "max_tokens"),
-        (b"/v1/responses", ("max_tokens", "max_completion_tokens"), "max_output_tokens"),
-    ],
-)
-async def test_a_length_under_another_endpoints_name_does_not_count(
-    path: bytes, other_names: tuple[str, ...], name: str, replica: FakeReplica
-) -> None:
-    """An engine ignores the parameter names of other endpoints, and generates without a limit."""
-    async with routed(capped(replica, Caps(max_tokens=9))) as harness, harness.connect() as client:
-        for other_name in other_names:
-            for spelled in (other_name, other_name.upper(), other_name.replace("_", r"\u005f")):
-                assert (await client.ask(post(path, b'{"%b":5}' % spelled.encode()))).status == 200
-    assert len(replica.calls) == 3 * len(other_names)
-    assert {json.loads(call.body)[name] for call in replica.calls} == {9}
-
-
 # --- tenants ---
 def tenants(*names: str | None) -> tuple[ApiKey, ...]:
     return tuple(
@@ -181,14 +134,6 @@ async def test_keys_of_one_tenant_share_its_salt(replica: FakeReplica) -> None:
         with_keys([replica], *tenants("a", "a")), replica, [(KEY, chat_body()), (OTHER, chat_body())]
     )
     assert item == two
-
-
-async def test_a_tenant_cannot_use_the_salt_of_another(replica: FakeReplica) -> None:
-    snapshot = with_keys([replica], *tenants("a", "b"))
-    (other_salt,) = await salts_of(snapshot, replica, [(OTHER, chat_body())])
-    replica.calls.clear()
-    (salt,) = await salts_of(snapshot, replica, [(KEY, chat_body(cache_salt=other_salt))])
-    assert salt != other_salt
 
 
 async def test_a_key_without_tenant_leaves_bodies_unchanged(replica: FakeReplica) -> None:
@@ -254,41 +199,6 @@ def test_only_a_header_names_a_conversation_because_users_have_many(
     assert (keys.session is not None) is bool(header or fields)
 
 
-@pytest.fixture
-def stand_in() -> Any:
-    with replica_process() as process:
-        yield process
-
-
-async def cached(harness: Harness, secret: str, **fields: Any) -> int:
-    response: Response = await harness.chat(
-        chat_body(text=LONG, max_tokens=1, **fields), [bearer(secret), b"Content-Type: application/json"]
-    )
-    assert response.status == 200, response.body
-    details = json.loads(response.body)["usage"]["prompt_tokens_details"]
-    return details["cached_tokens"] if details else 0
-
-
-def on(stand_in: ReplicaProcess, *names: str) -> RouterConfig:
-    snapshot = with_keys([], *tenants(*names))
-    member = ReplicaConfig(name="stand-in", url=f"http://127.0.0.1:{stand_in.port}")
-    policy = PolicyConfig(name="everyday", revision=1, settings=LowestCostSettings())
-    pool = msgspec.structs.replace(snapshot.pools[0], replicas=(member,), policy=policy)
-    return msgspec.structs.replace(snapshot, pools=(pool,))
-
-
-async def test_one_tenants_cache_is_cold_for_another(stand_in: ReplicaProcess) -> None:
-    """No hit across salts, neither in the replica's count nor in the router's prediction."""
-    async with routed(on(stand_in, "a", "b")) as harness:
-        hits = [await cached(harness, secret) for secret in (KEY, KEY, OTHER, OTHER, KEY)]
-        forged = await cached(harness, OTHER, cache_salt="a")
-        await harness.at_rest()
-        reasons = [item["reason"] for item in harness.decisions]
-    assert [hit > 0 for hit in hits] == [False, True, False, True, True]
-    assert forged == 0
-    assert reasons == ["cold", "hit", "cold", "hit", "hit", "cold"]
-
-
 async def test_pipelined_requests_keep_their_keys_apart(replica: FakeReplica) -> None:
     async with routed(with_keys([replica], *tenants("a", "b"))) as harness, harness.connect() as client:
         await client.send(
@@ -298,10 +208,3 @@ async def test_pipelined_requests_keep_their_keys_apart(replica: FakeReplica) ->
     assert statuses == [200, 200, 401, 200]
     first_salt, other_name, again = (json.loads(call.body)["cache_salt"] for call in replica.calls)
     assert first_salt == again != other_name
-
-
-async def test_member_names_that_are_not_utf_8_are_rejected(replica: FakeReplica) -> None:
-    async with routed(capped(replica, Caps(max_tokens=9))) as harness:
-        response = await harness.chat(b'{"\xff":1,"max_tokens":null}')
-        await harness.at_rest()
-    assert (response.status, response.error["message"]) == (400, "the JSON is not valid UTF-8")

@@ -58,14 +58,6 @@ async def test_pipelined_requests_are_answered_in_order(two: list[FakeReplica]) 
     assert [response.body[-3:] for response in responses[:4] + responses[5:9]] == [body[-3:] for body in bodies]
 
 
-async def test_a_malformed_request_is_rejected_after_earlier_ones_are_answered(replica: FakeReplica) -> None:
-    async with routed(config([replica])) as harness, harness.connect() as client:
-        await client.send(post(CHAT) + post(CHAT) + b"GET / HTTP/1.1\r\n\r\n" + post(CHAT))
-        assert [(await client.read_response()).status for _ in range(3)] == [200, 200, 400]
-        assert await client.read_all() == b""
-    assert len(replica.calls) == 2
-
-
 async def test_connections_are_limited_by_address(replica: FakeReplica) -> None:
     limits = Limits(max_connections_per_address=3)
     async with routed(config([replica])) as harness, harness.connect() as before:

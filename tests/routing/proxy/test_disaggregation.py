@@ -340,15 +340,6 @@ async def test_the_replica_of_a_decode_leg_is_chosen_again_if_it_is_down_by_then
     assert json.loads(decode.body)[MEMBER] == TRANSFER_PARAMETERS
 
 
-async def test_the_models_of_a_pool_do_not_depend_on_roles(two: list[FakeReplica]) -> None:
-    async with routed(roles(two, PREFILL, DECODE, models=("tiny", "large"))) as harness, harness.connect() as client:
-        models: Any = json.loads((await client.ask(b"GET /v1/models HTTP/1.1\r\nHost: router\r\n\r\n")).body)
-        rows = await replica_rows(harness)
-
-    assert [model["id"] for model in models["data"]] == ["tiny", "large"]
-    assert [row["role"] for row in rows] == ["prefill", "decode"]
-
-
 # --- Stand-in replicas with roles behind a router: the responses are those of a single replica ---
 
 

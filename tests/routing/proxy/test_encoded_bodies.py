@@ -20,14 +20,11 @@ from tests.routing.proxy.harness import (
     BODY,
     CHAT,
     Harness,
-    api_key,
-    bearer,
     chat_body,
     config,
     get,
     post,
     routed,
-    with_keys,
 )
 from tests.routing.proxy.test_turns import MAX_WAIT_S, iterations
 from tests.side_by_side import alone
@@ -166,13 +163,6 @@ async def test_other_codings_get_415_with_those_that_are_accepted(value: bytes, 
         assert (response.status, response.headers["accept-encoding"]) == (415, "gzip, zstd")
         assert response.error["code"] == 415
         assert (await harness.chat(headers=[b"Content-Encoding: identity"])).status == 200
-
-
-async def test_a_body_without_a_key_is_not_decoded(replica: FakeReplica) -> None:
-    async with routed(with_keys([replica], api_key())) as harness:
-        for data in (post(CHAT, gzip.compress(BODY), [header("gzip")]), post(CHAT, b"no gzip", [header("gzip")])):
-            assert (await harness.send(data)).status == 401
-        assert (await harness.chat(gzip.compress(BODY), [header("gzip"), bearer()])).status == 200
 
 
 # --- bodies that grow ---------------------------------------------------------------------------------------

@@ -99,18 +99,6 @@ SLOW_CLIENTS = 2000
 OFFERS = 3500  # pipelined upgrade offers
 
 
-async def pour_on(client: RawClient, piece: bytes, size: int) -> None:
-    """Send ``size`` bytes, or as many as possible before the connection closes."""
-    async with asyncio.timeout(30):
-        for _ in range(size // len(piece)):
-            client.writer.write(piece)
-            try:
-                await client.writer.drain()
-            except ConnectionError:
-                return
-    raise AssertionError("all of it was taken")
-
-
 async def pour(client: RawClient, head: bytes, piece: bytes, size: int) -> bytes:
     """Send ``size`` bytes of body, or as many as possible; returns the response."""
     response = asyncio.create_task(client.read_all())
@@ -154,23 +142,6 @@ async def test_a_hundred_mebibytes_cost_at_most_sixteen(
         assert router.memory_bytes("VmHWM") - before <= 16 * MIB
         async with connect(router.port) as other_client:
             assert (await other_client.ask(post(CHAT))).status == 200
-
-
-@pytest.mark.parametrize("path", [b"/health", b"/nowhere"])
-async def test_a_client_that_reads_no_responses_is_not_read(path: bytes, replica: FakeReplica, tmp_path: Path) -> None:
-    """A queued request takes ten times its bytes."""
-    async with (
-        started(replica, tmp_path, Limits(write_stall_timeout_s=3.0)) as router,
-        connect(router.port) as other_client,
-        connect(router.port) as client,
-    ):
-        assert (await other_client.ask(post(CHAT))).status == 200
-        router.forget_peak()
-        before = router.memory_bytes("VmRSS")
-        client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # asyncio's are read and written to
-        await pour_on(client, get(path) * 1000, 100 * MIB)
-        assert router.memory_bytes("VmHWM") - before <= 16 * MIB
-        assert (await other_client.ask(post(CHAT))).status == 200
 
 
 async def test_many_upgrade_offers_in_one_read_are_declined(replica: FakeReplica, tmp_path: Path) -> None:

@@ -115,16 +115,6 @@ async def test_a_repeated_greedy_request_is_answered_without_a_replica(stand_in,
     assert [(labels["replica"], value) for labels, value in rows] == [("one", 1)]  # figures of engines
 
 
-@pytest.mark.parametrize("member", [b'"foo":"\xff"', b'"f\xff":1', b'"metadata":{"a":"\xff"}'])
-async def test_invalid_utf_8_in_a_part_that_placement_skips_is_the_engines_to_reject(stand_in, stored, member):
-    body = json.dumps(GREEDY).encode()[:-1] + b"," + member + b"}"
-    async with router_before(stand_in) as harness:
-        response = await harness.chat(body, [b"X-Task-Group: faq"])
-
-    assert response.status == 400
-    assert "internal error" not in response.body.decode()
-
-
 @pytest.mark.parametrize("member", [b'"x":1e999', b'"x":' + b"1" * 5000, b'"x":"\xff"', b'"\xff":1'])
 async def test_what_the_cache_cannot_read_is_forwarded(replica, member):
     body = json.dumps(GREEDY | {"cache": True}).encode()[:-1] + b"," + member + b"}"

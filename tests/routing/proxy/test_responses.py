@@ -93,16 +93,6 @@ async def test_the_head_is_held_until_the_first_byte_of_the_body(replica: FakeRe
         assert (await client.read_response()).body == sse({"n": 1})
 
 
-async def test_a_response_to_http_1_0_is_not_chunked(replica: FakeReplica) -> None:
-    replica.script = raw(STREAM_HEAD, chunk(b"hel"), chunk(b"lo"), LAST_CHUNK)
-    request = b"POST /v1/completions HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\n{}"
-    async with routed(config([replica])) as harness, harness.connect() as client:
-        response = await client.ask(request)
-    assert "transfer-encoding" not in response.headers
-    assert response.headers["connection"] == "close"
-    assert response.raw_body == b"hello"
-
-
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
 async def test_single_events_are_relayed_one_by_one(version: bytes, replica: FakeReplica) -> None:
     events = [sse({"n": n, "text": "x" * (n * 40)}) for n in range(40)]  # up to 1.6 KB
@@ -126,13 +116,6 @@ async def test_single_events_are_relayed_one_by_one(version: bytes, replica: Fak
             received.release()
         rest = await client.reader.readexactly(0 if version == b"1.0" else len(LAST_CHUNK))
     assert rest == (b"" if version == b"1.0" else LAST_CHUNK)
-
-
-async def test_http_1_0_connections_stay_open_if_a_length_is_known(replica: FakeReplica) -> None:
-    request = b"POST /v1/completions HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\n{}"
-    async with routed(config([replica])) as harness, harness.connect() as client:
-        for _ in range(2):
-            assert (await client.ask(request)).headers["connection"] == "keep-alive"
 
 
 async def test_endless_trailers_are_not_stored(replica: FakeReplica) -> None:

@@ -409,18 +409,6 @@ def test_an_invalid_retry_policy_is_rejected_with_its_path(setting: object, path
     assert reason in rejection.value.reason
 
 
-def test_default_retry_settings_are_not_written() -> None:
-    def limits(setting: Limits) -> dict[str, object]:
-        document = dump_snapshot(RouterConfig(hash_secret=SECRET, pools=(), limits=setting), 1).document
-        assert load_snapshot(document).config.limits == setting
-        written: dict[str, object] = msgspec.json.decode(document)["config"]["limits"]
-        return written
-
-    assert {"retry_on", "response_timeout_s"}.isdisjoint(limits(Limits()))
-    changed = limits(Limits(retry_on=("connect",), response_timeout_s=60.0))
-    assert (changed["retry_on"], changed["response_timeout_s"]) == (["connect"], 60.0)
-
-
 @pytest.mark.parametrize(
     ("lines", "seconds"),
     [
@@ -583,6 +571,22 @@ async def test_errors_that_are_not_the_replicas_fault_eject_nothing(status: int,
         assert len(two[0].calls) == 10
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        raw(STREAM_HEAD, chunk(sse({"n": 1})), *DEAD_ENGINE, LAST_CHUNK),
+        raw(STREAM_HEAD, chunk(sse({"n": 1})), then_close=True),
+    ],
+    ids=["an error inside", "incomplete"],
+)
+async def test_streams_that_fail_eject_a_replica(script: Script, two: list[FakeReplica]) -> None:
+    two[0].script = script
+    async with routed(config(two, health=HealthCheck(failures=100))) as harness:
+        for _ in range(20):
+            await harness.chat()
+        assert len(two[0].calls) == 5
+
+
 async def test_a_full_queue_is_retried_and_ejects_nothing(two: list[FakeReplica]) -> None:
     two[0].script = answering(BUSY, status=503)
     async with routed(config(two)) as harness:
@@ -593,22 +597,6 @@ async def test_a_full_queue_is_retried_and_ejects_nothing(two: list[FakeReplica]
         assert busy >= 10
         _, text = await harness.admin("GET", "/metrics")
         assert f'retries_total{{pool="chat",replica="replica-0",cause="busy"}} {busy}' in text
-
-
-async def test_errors_inside_streams_eject_a_replica(two: list[FakeReplica]) -> None:
-    two[0].script = raw(STREAM_HEAD, chunk(sse({"n": 1})), *DEAD_ENGINE, LAST_CHUNK)
-    async with routed(config(two)) as harness:
-        for _ in range(20):
-            await harness.chat()
-        assert len(two[0].calls) == 5
-
-
-async def test_incomplete_responses_eject_a_replica(two: list[FakeReplica]) -> None:
-    two[0].script = raw(STREAM_HEAD, chunk(sse({"n": 1})), then_close=True)
-    async with routed(config(two, health=HealthCheck(failures=100))) as harness:
-        for _ in range(20):
-            await harness.chat()
-        assert len(two[0].calls) == 5
 
 
 @pytest.mark.parametrize(("extra", "calls"), [(b"Retry-After: 1\r\n", 2), (b"X-Other: 1\r\n", 1)])

@@ -9,7 +9,14 @@ from typing import Any
 
 CONFIG: dict[str, Any] = {
     "hash_secret": "ab" * 16,
-    "limits": {"max_body_bytes": 4096, "retries": 1, "header_timeout_s": 2.5},
+    "limits": {
+        "max_body_bytes": 4096,
+        "retries": 1,
+        "header_timeout_s": 2.5,
+        "retry_on": ["connect"],
+        "response_timeout_s": 60.0,
+    },
+    "replica_networks": {"allowed": ["127.0.0.0/8", "::1/128"], "forbidden": ["127.1.0.0/16"]},
     "access": {
         "keys": [
             {"name": "team", "digest": "0f" * 32, "models": ["tiny"], "groups": ["coding"], "tokens_per_min": 9000},
@@ -28,7 +35,13 @@ CONFIG: dict[str, Any] = {
                 "name": "everyday",
                 "revision": 3,
                 "settings": {"strategy": "prefix_hash", "boundary": "bytes"},
-                "canary": {"revision": 4, "settings": {"strategy": "tiered"}, "share": 0.1, "groups": ["batch"]},
+                "canary": {
+                    "revision": 2,
+                    "settings": {"strategy": "tiered"},
+                    "share": 0.1,
+                    "groups": ["batch"],
+                    "routers": ["router-1", "router-2"],
+                },
             },
             "replicas": [
                 {"name": "a", "url": "http://127.0.0.1:8000", "weight": 2.0, "state": "active", "adapters": ["sql"]},

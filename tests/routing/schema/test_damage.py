@@ -14,7 +14,7 @@ from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.placement import Placement
 from routing.http.auth import AccessControl
 from routing.proxy.admission import Admission
-from routing.schema import ConfigError, RouterConfig, load_settings, load_snapshot
+from routing.schema import ConfigError, RouterConfig, dump_snapshot, load_settings, load_snapshot
 from routing.upstream.pool import Address
 from tests.routing.schema.damage import CONFIG, damage, encrypted
 
@@ -36,6 +36,7 @@ def read(document: bytes) -> bool:
 
 
 def can_be_run(config: RouterConfig) -> bool:
+    assert load_snapshot(dump_snapshot(config, 1).document).config == config
     placement = Placement(config, LoadTracker(), seed=1)
     Admission(config, placement.models, placement.matcher)
     AccessControl(config)

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from routing.admin.events import FILE as HAPPENINGS
 from routing.observability.decision_log import MAX_SHOWN_BLOCKS
 from routing.proxy.config_store import CURRENT, PREVIOUS
-from routing.schema import HealthCheck, LowestCostSettings, PrefixHashSettings, dump_snapshot
+from routing.schema import HealthCheck, LowestCostSettings, dump_snapshot
 from tests.fakes.replica import FakeReplica, answering
 from tests.routing.proxy.harness import config
 from tests.routing.workers.harness import EXPLAIN, Process, loaded, serving, worker_of
@@ -69,26 +69,6 @@ async def test_a_push_after_all_workers_have_died_is_acknowledged_or_may_be_retr
         ) == (503, "not_now", 1, "2")
         _, shown = await router.admin("GET", "/admin/config")
         assert shown["last_nack"] is None
-
-
-async def test_a_rejected_configuration_changes_no_worker(four: list[FakeReplica], tmp_path: Path) -> None:
-    async with serving(tmp_path, config(four[:1]), "--workers=2", revision=5) as router:
-        for document, expected in ((dump_snapshot(config(four[1:2]), 4).document, 409), (b"{", 422)):
-            status, nack = await router.admin("PUT", "/admin/config", data=document)
-            assert (status, nack["status"], nack["running_revision"]) == (expected, "nack", 5)
-            assert set(map(tuple, (await replicas_by_worker(router, 8)).values())) == {("replica-0",)}
-        _, shown = await router.admin("GET", "/admin/config")
-        assert shown["last_nack"]["path"] == "$"
-
-
-async def test_a_configuration_that_cannot_be_written_to_disk_is_activated_in_no_worker(
-    four: list[FakeReplica], tmp_path: Path
-) -> None:
-    (tmp_path / "tested").write_text("a file where the folder should be")
-    async with serving(tmp_path, None, "--workers=2") as router:
-        status, nack = await router.push(config(four), 1)
-        assert (status, nack["status"], nack["running_revision"]) == (422, "nack", None)
-        assert (await router.chat()).status == 503
 
 
 def written(tmp_path: Path) -> set[str]:
@@ -187,21 +167,3 @@ async def test_a_replica_is_down_once_any_worker_finds_it_down(four: list[FakeRe
         _, shown = await router.admin("GET", "/admin/replicas")
         assert [one["reason"] for one in shown["replicas"]] == [None, "health check returned status 500"]
         assert [one["name"] for one in shown["replicas"]] == ["replica-0", "replica-1"]
-
-
-async def test_a_cold_prefix_has_the_same_preferred_replica_in_all_workers_and_routers(
-    four: list[FakeReplica], tmp_path: Path
-) -> None:
-    affine = config(four, settings=PrefixHashSettings(slack_s=60))
-    async with (
-        serving(tmp_path, affine, "--workers=2", name="one") as one,
-        serving(tmp_path, affine, "--workers=1", name="other") as other,
-    ):
-        by_worker = await replicas_by_worker(one)
-        by_worker |= await replicas_by_worker(other, 4)
-        assert len(by_worker) == 3
-        preferred = set().union(*by_worker.values())
-        assert len(preferred) == 1
-        _, explained = await one.admin("POST", "/admin/explain", json=EXPLAIN)
-        _, again = await other.admin("POST", "/admin/explain", json=EXPLAIN)
-        assert explained["replica"] == again["replica"]
