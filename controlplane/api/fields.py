@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
 from django.db.models import Manager, Model, QuerySet
-from drf_spectacular.extensions import OpenApiSerializerFieldExtension
+from drf_spectacular.extensions import OpenApiSerializerExtension, OpenApiSerializerFieldExtension
 from drf_spectacular.plumbing import ResolvedComponent
 from rest_framework import serializers
 from rest_framework.exceptions import PermissionDenied
@@ -94,11 +94,54 @@ class SchemaFieldScheme(OpenApiSerializerFieldExtension):  # type: ignore[no-unt
     target_class = SchemaField
 
     def map_serializer_field(self, auto_schema: Any, direction: Any) -> dict[str, Any]:  # noqa: ARG002 - spectacular's
-        (schema,), components = json_schemas([self.target.kind], "#/components/schemas/{name}")
-        for name, body in components.items():
-            component = ResolvedComponent(name, ResolvedComponent.SCHEMA, body, name)  # type: ignore[no-untyped-call]  # spectacular's
-            auto_schema.registry.register_on_missing(component)
-        return schema
+        return _schema_of(auto_schema, self.target.kind)
+
+
+class StructSerializer(serializers.BaseSerializer[Any]):
+    """A response that is a struct or dataclass: ``kind`` says its fields, and no serializer repeats them."""
+
+    kind: ClassVar[Any]
+
+    def to_representation(self, instance: Any) -> Any:
+        return msgspec.to_builtins(instance)
+
+
+def serializer_of(kind: type) -> type[StructSerializer]:
+    """The serializer of a struct or dataclass, for responses."""
+    return type(kind.__name__, (StructSerializer,), {"kind": kind})
+
+
+class StructSerializerScheme(OpenApiSerializerExtension):  # type: ignore[no-untyped-call]  # registers itself, untyped
+    """The JSON schema that msgspec generates for the type."""
+
+    target_class = StructSerializer
+    match_subclasses = True
+
+    def get_name(self, auto_schema: Any, direction: Any) -> str:  # noqa: ARG002 - spectacular's
+        name: str = self.target.kind.__name__
+        return name
+
+    def map_serializer(self, auto_schema: Any, direction: Any) -> dict[str, Any]:  # noqa: ARG002 - spectacular's
+        _, components = json_schemas([self.target.kind], COMPONENT)
+        body: dict[str, Any] = components.pop(self.target.kind.__name__)
+        _register(auto_schema, components)
+        return body
+
+
+COMPONENT = "#/components/schemas/{name}"
+
+
+def _schema_of(auto_schema: Any, kind: Any) -> dict[str, Any]:
+    """The JSON schema of a type; the structs in it become components."""
+    (schema,), components = json_schemas([kind], COMPONENT)
+    _register(auto_schema, components)
+    return schema
+
+
+def _register(auto_schema: Any, components: Mapping[str, Any]) -> None:
+    for name, body in components.items():
+        component = ResolvedComponent(name, ResolvedComponent.SCHEMA, body, name)  # type: ignore[no-untyped-call]  # spectacular's
+        auto_schema.registry.register_on_missing(component)
 
 
 class SettingsModelSerializer(VersionedSerializer[Any]):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from drf_spectacular.utils import extend_schema
-from rest_framework import mixins, status
+from rest_framework import status
 from rest_framework.decorators import action
 from rest_framework.exceptions import PermissionDenied
 from rest_framework.request import Request
@@ -14,7 +14,14 @@ from rest_framework.response import Response
 from controlplane.access.actor import visible
 from controlplane.api.auth import actor, needed_role_of, signed_in_user
 from controlplane.api.pagination import NewestFirst
-from controlplane.api.viewsets.base import NUMBER, BaseViewSet, validated_body
+from controlplane.api.viewsets.base import (
+    NUMBER,
+    CrudViewSet,
+    DestroyMixin,
+    ReadViewSet,
+    UpdateMixin,
+    validated_body,
+)
 from telemetry.api import alert_serializers as s
 from telemetry.api.viewsets import AlertRuleFilter
 from telemetry.models import Alert, AlertRule, Silence
@@ -28,32 +35,21 @@ class AlertPages(NewestFirst):
     ordering = ("-started_at", "-id")
 
 
-class AlertRuleViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[AlertRule]):
+class AlertRuleViewSet(CrudViewSet[AlertRule]):
     """REST API of alert rules."""
 
     queryset = rules.rules()
     serializer_class = s.AlertRuleSerializer
+    create_input, change_input = s.AlertRuleInput, s.AlertRuleChange
+    create_row = staticmethod(rules.create_rule)
+    update_row = staticmethod(rules.update_rule)
+    remove_row = staticmethod(rules.delete_rule)
     filterset_class = AlertRuleFilter
     lookup_value_regex = NUMBER
-
-    @extend_schema(request=s.AlertRuleInput, responses={201: s.AlertRuleSerializer})
-    def create(self, request: Request) -> Response:
-        """Create a rule."""
-        params = validated_body(s.AlertRuleInput, request)
-        rule = rules.create_rule(params.pop("pool"), **params, by=signed_in_user(request))
-        return Response(s.AlertRuleSerializer(rule).data, status.HTTP_201_CREATED)
-
-    @extend_schema(request=s.AlertRuleChange, responses=s.AlertRuleSerializer)
-    def partial_update(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Change the given fields; disabling a rule resolves its alerts."""
-        changes = validated_body(s.AlertRuleChange, request, partial=True)
-        rule = rules.update_rule(self.get_object(), **changes, by=signed_in_user(request))
-        return Response(s.AlertRuleSerializer(rule).data)
-
-    def destroy(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Delete a rule and its alerts."""
-        rules.delete_rule(self.get_object(), by=signed_in_user(request))
-        return Response(status=status.HTTP_204_NO_CONTENT)
+    descriptions: ClassVar = {
+        "partial_update": "Change the given fields; disabling a rule resolves its alerts.",
+        "destroy": "Delete a rule and its alerts.",
+    }
 
     @extend_schema(request=s.PreviewInput, responses=s.PreviewResponse)
     @action(detail=False, methods=["post"])
@@ -64,7 +60,7 @@ class AlertRuleViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseVie
         return Response(s.PreviewResponse(preview).data)
 
 
-class AlertViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[Alert]):
+class AlertViewSet(ReadViewSet[Alert]):
     """Alerts, newest first; the detail includes the timeline."""
 
     queryset = Alert.objects.select_related("rule", "pool")
@@ -97,12 +93,19 @@ class AlertViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet
         return Response(s.AlertWithHistory(self.get_object()).data)
 
 
-class SilenceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[Silence]):
+class SilenceViewSet(UpdateMixin, DestroyMixin, ReadViewSet[Silence]):
     """Silences; expired ones are kept."""
 
     queryset = Silence.objects.select_related("project", "created_by")
     serializer_class = s.SilenceSerializer
+    change_input = s.SilenceChange
+    update_row = staticmethod(silences.update_silence)
+    remove_row = staticmethod(silences.end_silence)
     lookup_value_regex = NUMBER
+    descriptions: ClassVar = {
+        "partial_update": "Change the end or the comment.",
+        "destroy": "Expire the silence now.",
+    }
 
     @extend_schema(request=s.SilenceInput, responses={201: s.SilenceSerializer})
     def create(self, request: Request) -> Response:
@@ -110,18 +113,6 @@ class SilenceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewS
         params = _check_project(request, validated_body(s.SilenceInput, request))
         silence = silences.create_silence(**params, by=signed_in_user(request))
         return Response(s.SilenceSerializer(silence).data, status.HTTP_201_CREATED)
-
-    @extend_schema(request=s.SilenceChange, responses=s.SilenceSerializer)
-    def partial_update(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Change the end or the comment."""
-        changes = validated_body(s.SilenceChange, request, partial=True)
-        silence = silences.update_silence(self.get_object(), **changes, by=signed_in_user(request))
-        return Response(s.SilenceSerializer(silence).data)
-
-    def destroy(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Expire the silence now."""
-        silences.end_silence(self.get_object(), by=signed_in_user(request))
-        return Response(status=status.HTTP_204_NO_CONTENT)
 
     @extend_schema(request=s.SilencePreviewInput, responses=s.SilencePreview)
     @action(detail=False, methods=["post"])

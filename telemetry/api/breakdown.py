@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from drf_spectacular.utils import extend_schema
+from msgspec import to_builtins
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -16,8 +17,7 @@ from controlplane.models import Pool
 from telemetry.api.serializers import SeriesQuery, window_of
 from telemetry.api.viewsets import selected_pools
 from telemetry.lab.breakdown import LOSS_TEXTS, Breakdown, caveats, summary
-from telemetry.lab.cache_grid import CapacityPoint, Placements, WorkingSet
-from telemetry.lab.worth import Assessment
+from telemetry.lab.cache_grid import CapacityPoint
 from telemetry.models import CapacityCurve
 from telemetry.services.figures.engine import MAX_WINDOW_S, Reconciled, reconcile
 from telemetry.services.figures.overview import Fleet, Subject
@@ -102,17 +102,6 @@ class ReachableSerializer(serializers.Serializer[Any]):
         return {**super().get_fields(), "from": serializers.DateTimeField()}
 
 
-class WorthSerializer(serializers.Serializer[Any]):
-    """Whether prefix routing is worth it for the pool, by the traffic of all its task groups."""
-
-    routing = SchemaField(Assessment)
-    caches = SchemaField(Assessment)
-    placements = SchemaField(Placements, allow_null=True)
-    working_set = SchemaField(WorkingSet, allow_null=True)
-    replicas = serializers.IntegerField(help_text="caches: replicas, or their data-parallel ranks")
-    replica_tokens = serializers.IntegerField(allow_null=True, help_text="cache size of each, on average")
-
-
 class BreakdownResponse(serializers.Serializer[Any]):
     """``breakdown`` is null without decisions in the window; groups are sorted by tokens."""
 
@@ -123,7 +112,7 @@ class BreakdownResponse(serializers.Serializer[Any]):
     groups = BreakdownSerializer(many=True)
     curve = CurveSerializer(allow_null=True)
     reachable = ReachableSerializer(allow_null=True)
-    worth = WorthSerializer()
+    worth = SchemaField(Worth)
 
 
 class BreakdownView(TransactionalView):
@@ -147,7 +136,7 @@ class BreakdownView(TransactionalView):
                 "groups": [_as_json(row.group, row.breakdown) for row in breakdowns_by_group(pool, window)],
                 "curve": _curve_as_json(curve),
                 "reachable": reachable and reachable.as_json(),
-                "worth": _worth_as_json(worth_of(pool, window, curve)),
+                "worth": to_builtins(worth_of(pool, window, curve)),
             }
         )
 
@@ -174,18 +163,6 @@ def _curve_as_json(curve: CapacityCurve | None) -> dict[str, Any] | None:
     if curve is None:
         return None
     return {name: getattr(curve, name) for name in ("at", "requests", "cache_tokens", "points", "reason")}
-
-
-def _worth_as_json(worth: Worth) -> dict[str, Any]:
-    figures = worth.figures
-    return {
-        "routing": asdict(worth.routing),
-        "caches": asdict(worth.caches),
-        "placements": figures.placements and asdict(figures.placements),
-        "working_set": figures.working_set and asdict(figures.working_set),
-        "replicas": figures.replicas,
-        "replica_tokens": figures.replica_tokens,
-    }
 
 
 class ReconciliationQuery(SeriesQuery):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from drf_spectacular.utils import extend_schema
-from rest_framework import mixins, serializers, status
+from rest_framework import serializers, status
+from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.api.auth import signed_in_user
 from controlplane.api.fields import VersionedSerializer
-from controlplane.api.viewsets.base import BaseViewSet, validated_body
+from controlplane.api.viewsets.base import BaseViewSet, DestroyMixin, UpdateMixin, validated_body
 from telemetry.models import Heartbeat
 from telemetry.services.notifications import heartbeats
 
@@ -47,11 +48,15 @@ class HeartbeatInput(HeartbeatChange):
     )
 
 
-class HeartbeatViewSet(mixins.RetrieveModelMixin, BaseViewSet[Heartbeat]):
+class HeartbeatViewSet(UpdateMixin, DestroyMixin, RetrieveModelMixin, BaseViewSet[Heartbeat]):
     """The outgoing heartbeat (dead man's switch); 404 if there is none."""
 
     queryset = Heartbeat.objects.all()
     serializer_class = HeartbeatSerializer
+    change_input = HeartbeatChange
+    update_row = staticmethod(heartbeats.update_heartbeat)
+    remove_row = staticmethod(lambda _row, by: heartbeats.remove_heartbeat(by=by))
+    descriptions: ClassVar = {"destroy": "Stop sending the heartbeat; the receiver will report an outage."}
 
     @extend_schema(request=HeartbeatInput, responses={201: HeartbeatSerializer})
     def create(self, request: Request, pk: int) -> Response:  # noqa: ARG002 - there is one
@@ -60,16 +65,3 @@ class HeartbeatViewSet(mixins.RetrieveModelMixin, BaseViewSet[Heartbeat]):
         return Response(
             HeartbeatSerializer(heartbeat).data, status.HTTP_201_CREATED, headers={"Location": request.path}
         )
-
-    @extend_schema(request=HeartbeatChange, responses=HeartbeatSerializer)
-    def partial_update(self, request: Request, pk: int) -> Response:  # noqa: ARG002 - there is one
-        """Change the given fields."""
-        changes = validated_body(HeartbeatChange, request, partial=True)
-        heartbeat = heartbeats.update_heartbeat(self.get_object(), **changes, by=signed_in_user(request))
-        return Response(HeartbeatSerializer(heartbeat).data)
-
-    def destroy(self, request: Request, pk: int) -> Response:  # noqa: ARG002 - there is one
-        """Stop sending the heartbeat; the receiver will report an outage."""
-        self.get_object()  # 404, 403
-        heartbeats.remove_heartbeat(by=signed_in_user(request))
-        return Response(status=status.HTTP_204_NO_CONTENT)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from drf_spectacular.utils import extend_schema
-from rest_framework import mixins, serializers, status
+from msgspec import to_builtins
+from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.api.auth import signed_in_user
-from controlplane.api.fields import ByName, VersionedSerializer
-from controlplane.api.viewsets.base import NUMBER, BaseViewSet, validated_body
+from controlplane.api.fields import ByName, VersionedSerializer, serializer_of
+from controlplane.api.viewsets.base import NUMBER, CrudViewSet
 from controlplane.models import Pool
 from telemetry.models import MetricsServer
 from telemetry.services import metrics_servers
+from telemetry.services.metrics_servers import ServerTestResult
 
 
 class MetricsServerSerializer(VersionedSerializer[MetricsServer]):
@@ -86,53 +87,23 @@ class MetricsServerInput(MetricsServerChange):
     url = serializers.CharField(max_length=2048)
 
 
-class MissingReplica(serializers.Serializer[Any]):
-    """A replica without series on the server."""
-
-    replica = serializers.CharField()
-    reason = serializers.CharField()
-
-
-class TestResultSerializer(serializers.Serializer[Any]):
-    """Result of a test query; nothing is stored."""
-
-    found = serializers.ListField(child=serializers.CharField(), help_text="Replicas with series.")
-    missing = MissingReplica(many=True)
-    error = serializers.CharField(help_text="Why the query failed; empty: it succeeded.")
-    elapsed_s = serializers.FloatField()
-
-
-class MetricsServerViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[MetricsServer]):
+class MetricsServerViewSet(CrudViewSet[MetricsServer]):
     """Prometheus-compatible servers that replace scraping of replicas."""
 
     queryset = MetricsServer.objects.prefetch_related("read_pools__pool")
     serializer_class = MetricsServerSerializer
+    create_input, change_input = MetricsServerInput, MetricsServerChange
+    create_row = staticmethod(metrics_servers.create_server)
+    update_row = staticmethod(metrics_servers.update_server)
+    remove_row = staticmethod(metrics_servers.delete_server)
     lookup_value_regex = NUMBER
+    descriptions: ClassVar = {
+        "create": "Add a server; its pools are read from it from the next scrape cycle on.",
+        "destroy": "Delete a server; the replicas of its pools are scraped directly again.",
+    }
 
-    @extend_schema(request=MetricsServerInput, responses={201: MetricsServerSerializer})
-    def create(self, request: Request) -> Response:
-        """Add a server; its pools are read from it from the next scrape cycle on."""
-        server = metrics_servers.create_server(
-            **validated_body(MetricsServerInput, request), by=signed_in_user(request)
-        )
-        return Response(MetricsServerSerializer(server).data, status.HTTP_201_CREATED)
-
-    @extend_schema(request=MetricsServerChange, responses=MetricsServerSerializer)
-    def partial_update(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Change the given fields."""
-        changes = validated_body(MetricsServerChange, request, partial=True)
-        server = metrics_servers.update_server(self.get_object(), **changes, by=signed_in_user(request))
-        return Response(MetricsServerSerializer(server).data)
-
-    def destroy(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Delete a server; the replicas of its pools are scraped directly again."""
-        metrics_servers.delete_server(self.get_object(), by=signed_in_user(request))
-        return Response(status=status.HTTP_204_NO_CONTENT)
-
-    @extend_schema(request=None, responses=TestResultSerializer)
+    @extend_schema(request=None, responses=serializer_of(ServerTestResult))
     @action(detail=True, methods=["post"])
     def test(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Query the server for the replicas of its pools; nothing is stored."""
-        test = metrics_servers.try_server(self.get_object())
-        missing = [{"replica": name, "reason": reason} for name, reason in test.missing]
-        return Response({"found": test.found, "missing": missing, "error": test.error, "elapsed_s": test.elapsed_s})
+        return Response(to_builtins(metrics_servers.try_server(self.get_object())))

@@ -136,15 +136,12 @@ class ChannelChange(serializers.Serializer[Any]):
     enabled = serializers.BooleanField(required=False)
 
 
-class ChannelInput(serializers.Serializer[Any]):
+class ChannelInput(ChannelChange):
     """A new channel. ``/channels/kinds`` lists the ``config`` settings of each kind."""
 
     name = serializers.CharField(max_length=100)
     kind = serializers.ChoiceField(choices=[(kind.name, kind.label) for kind in KINDS.values()], required=False)
     config = serializers.DictField(write_only=True)
-    matchers = serializers.ListField(child=MatcherField(), required=False, help_text=f"{MATCHERS}; none: every alert")
-    topics = serializers.ListField(child=serializers.CharField(), required=False, help_text=TOPICS)
-    enabled = serializers.BooleanField(required=False)
 
 
 class AttemptSerializer(serializers.ModelSerializer[DeliveryAttempt]):

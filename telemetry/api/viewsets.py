@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
 
 from django.db.models import QuerySet
 from django.utils import timezone
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema
-from rest_framework import mixins, status
+from rest_framework import status
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -20,7 +20,7 @@ from controlplane.api.auth import actor, signed_in_user
 from controlplane.api.filters import InstantFilter
 from controlplane.api.pagination import NewestFirst
 from controlplane.api.views import TransactionalView
-from controlplane.api.viewsets.base import NUMBER, BaseViewSet, validated_body
+from controlplane.api.viewsets.base import NUMBER, CrudViewSet, ReadViewSet
 from controlplane.errors import InvalidError
 from controlplane.models import Pool
 from telemetry.api import serializers as s
@@ -90,32 +90,27 @@ class DeliveryPages(NewestFirst):
     ordering = ("-created_at", "-id")
 
 
-class ChannelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[Channel]):
+def _create_channel(**fields: Any) -> tuple[Channel, str | None]:
+    channel = channels.create_channel(**fields)
+    return channel, channels.reveal_secret(channel)
+
+
+class ChannelViewSet(CrudViewSet[Channel]):
     """Notification channels."""
 
     queryset = Channel.objects.all()
     serializer_class = s.ChannelSerializer
+    created_serializer = s.CreatedChannelSerializer
+    create_input, change_input = s.ChannelInput, s.ChannelChange
+    create_row = staticmethod(_create_channel)
+    update_row = staticmethod(channels.update_channel)
+    remove_row = staticmethod(channels.delete_channel)
     lookup_value_regex = NUMBER
     shown_once = ("secret",)
-
-    @extend_schema(request=s.ChannelInput, responses={201: s.CreatedChannelSerializer})
-    def create(self, request: Request) -> Response:
-        """Create a channel; only this response has the secret that signs its messages."""
-        channel = channels.create_channel(**validated_body(s.ChannelInput, request), by=signed_in_user(request))
-        body = {**s.ChannelSerializer(channel).data, "secret": channels.reveal_secret(channel)}
-        return Response(body, status.HTTP_201_CREATED, headers={"Cache-Control": "no-store"})
-
-    @extend_schema(request=s.ChannelChange, responses=s.ChannelSerializer)
-    def partial_update(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Change the given fields."""
-        changes = validated_body(s.ChannelChange, request, partial=True)
-        channel = channels.update_channel(self.get_object(), **changes, by=signed_in_user(request))
-        return Response(s.ChannelSerializer(channel).data)
-
-    def destroy(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Delete a channel and its pending messages."""
-        channels.delete_channel(self.get_object(), by=signed_in_user(request))
-        return Response(status=status.HTTP_204_NO_CONTENT)
+    descriptions: ClassVar = {
+        "create": "Create a channel; only this response has the secret that signs its messages.",
+        "destroy": "Delete a channel and its pending messages.",
+    }
 
     @extend_schema(request=None, responses={202: s.DeliverySerializer})
     @action(detail=True, methods=["post"])
@@ -137,7 +132,7 @@ class ChannelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewS
         return Response(s.ChannelKindSerializer(list(KINDS.values()), many=True).data)
 
 
-class DeliveryViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[Notification]):
+class DeliveryViewSet(ReadViewSet[Notification]):
     """Messages with all delivery attempts."""
 
     queryset = Notification.objects.select_related("channel").prefetch_related("log")

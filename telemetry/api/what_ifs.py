@@ -8,7 +8,7 @@ from django.http import HttpResponse
 from django_filters import rest_framework as filters
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
-from rest_framework import mixins, serializers, status
+from rest_framework import serializers, status
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -16,7 +16,7 @@ from rest_framework.response import Response
 from controlplane.api.auth import signed_in_user
 from controlplane.api.fields import ByName, SchemaField
 from controlplane.api.pagination import NewestFirst, newest_first
-from controlplane.api.viewsets.base import NUMBER, BaseViewSet, ReadViewSet, validated_body
+from controlplane.api.viewsets.base import NUMBER, ReadViewSet, validated_body
 from controlplane.models import Pool
 from telemetry.models import Prediction, PredictionState, WhatIf, WhatIfState
 from telemetry.services.lab.prediction_records import MeasuredOutcome, PredictedOutcome
@@ -111,7 +111,7 @@ class WhatIfSerializer(WhatIfSummary):
         fields = (*WhatIfSummary.Meta.fields, "result")
 
 
-class WhatIfViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[WhatIf]):
+class WhatIfViewSet(ReadViewSet[WhatIf]):
     """Predictions of other policies on captured traffic."""
 
     queryset = WhatIf.objects.select_related("pool")

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp, log, sqrt
-from typing import Any
+from typing import Annotated, Any, Self
+
+from msgspec import Meta
 
 from telemetry.lab.breakdown import Breakdown
 
@@ -73,21 +75,14 @@ class PrefillRate:
 
     tokens_per_s: float | None
     source: str  # a sentence; why it is unknown
-    deviation: float = 0.0  # of its logarithm
+    low: Annotated[float | None, Meta(description="of the range of hourly fits")] = None
+    high: float | None = None
 
-    @property
-    def low(self) -> float | None:
-        """Lower end of the range of fits."""
-        return self.tokens_per_s and self.tokens_per_s * exp(-RANGE_DEVIATIONS * self.deviation)
-
-    @property
-    def high(self) -> float | None:
-        """Upper end of the range of fits."""
-        return self.tokens_per_s and self.tokens_per_s * exp(RANGE_DEVIATIONS * self.deviation)
-
-    def as_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {"tokens_per_s": self.tokens_per_s, "low": self.low, "high": self.high, "source": self.source}
+    @classmethod
+    def of_fits(cls, tokens_per_s: float, source: str, deviation: float) -> PrefillRate:
+        """The rate with its range; ``deviation``: of the logarithm of one fit."""
+        reach = exp(RANGE_DEVIATIONS * deviation)
+        return cls(tokens_per_s, source, tokens_per_s / reach, tokens_per_s * reach)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,21 +106,26 @@ class Savings:
 
     requests: int  # number of requests that were measured
     prompt_tokens_per_day: float
-    saved_per_day: Prefill  # delivered from caches
-    missed_per_day: Prefill  # reachable, and computed again all the same
-    computed_per_day: Prefill  # all that was computed
+    saved_per_day: Annotated[Prefill, Meta(description="delivered from caches")]
+    missed_per_day: Annotated[Prefill, Meta(description="reachable, and computed all the same")]
+    computed_per_day: Annotated[Prefill, Meta(description="all that was computed")]
 
+    @classmethod
+    def of(cls, breakdown: Breakdown, measured_s: float, rate: float | None, price: Price | None, **more: Any) -> Self:
+        """Savings a day, extrapolated from the breakdown of ``measured_s`` seconds; ``more``: fields of a subclass."""
+        per_day = DAY_S / measured_s
 
-def savings_of(breakdown: Breakdown, measured_s: float, rate: float | None, price: Price | None) -> Savings:
-    """Savings a day, extrapolated from the breakdown of ``measured_s`` seconds."""
-    per_day = DAY_S / measured_s
+        def prefill(tokens: float | None) -> Prefill:
+            return prefill_of(None if tokens is None else tokens * per_day, rate, price)
 
-    def prefill(tokens: float | None) -> Prefill:
-        return prefill_of(None if tokens is None else tokens * per_day, rate, price)
-
-    delivered, reachable = breakdown.delivered, breakdown.reachable
-    missed = None if delivered is None or reachable is None else max(0.0, reachable - delivered)
-    computed = None if delivered is None else max(0.0, breakdown.prompt_tokens - delivered)
-    return Savings(
-        breakdown.requests, breakdown.prompt_tokens * per_day, prefill(delivered), prefill(missed), prefill(computed)
-    )
+        delivered, reachable = breakdown.delivered, breakdown.reachable
+        missed = None if delivered is None or reachable is None else max(0.0, reachable - delivered)
+        computed = None if delivered is None else max(0.0, breakdown.prompt_tokens - delivered)
+        return cls(
+            breakdown.requests,
+            breakdown.prompt_tokens * per_day,
+            prefill(delivered),
+            prefill(missed),
+            prefill(computed),
+            **more,
+        )

@@ -17,12 +17,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, isnan, sqrt
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from telemetry.lab.captured import Booleans
 from telemetry.lab.chains import Coded, Floats, Hashes, Integers
+from telemetry.lab.costs import Prefill, Price, prefill_of
+from telemetry.lab.worth import NORMAL_95
 
 MIN_DISTINCT = 20  # distinct requests of a sample from which a standard error is estimated
 
@@ -46,8 +49,9 @@ class DigestedRequests:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Which requests a response cache would have answered."""
+    """Which requests a response cache with this time to live would have answered."""
 
+    ttl_s: int
     hits: Booleans
     followers: Booleans  # during the request whose response they get
 
@@ -59,38 +63,33 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """Requests that a cache would have answered, and what they cost without one. Of a sample: extended to all."""
+    """What an exact cache with one time to live would have answered in the window; of a sample, extended to all."""
 
-    cacheable: float  # requests
-    hits: float
-    followers: float
-    standard_error: float | None  # of ``ratio``, from sampling; 0: all were counted; None: too few to tell
-    prompt_tokens: float | None  # None: no response reports them
-    uncached_tokens: float | None  # of those, without what the engine's prefix cache had
-    generated_tokens: float | None
+    ttl_s: int
+    cacheable_requests: float
+    hits: Annotated[float, Meta(description="stored earlier, within the time to live")]
+    followers: Annotated[float, Meta(description="while an identical request was running")]
+    repeat_ratio: Annotated[float | None, Meta(description="(hits + followers) / cacheable requests")]
+    standard_error: Annotated[
+        float | None, Meta(description="of repeat_ratio, from sampling; 0: not sampled; null: too few to tell")
+    ]
+    prompt_tokens: Annotated[float | None, Meta(description="of the repeats; null: no response reports them")]
+    uncached_prompt_tokens: Annotated[float | None, Meta(description="of those, computed without prefix caches")]
+    generated_tokens: Annotated[float | None, Meta(description="of the repeats")]
+    prefill: Annotated[Prefill, Meta(description="of the uncached prompt tokens, in the window")]
 
     @property
-    def ratio(self) -> float | None:
-        """The share of the cacheable requests that the cache would have answered; None without any."""
-        return (self.hits + self.followers) / self.cacheable if self.cacheable else None
-
-    def as_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "cacheable_requests": self.cacheable,
-            "hits": self.hits,
-            "followers": self.followers,
-            "repeat_ratio": self.ratio,
-            "standard_error": self.standard_error,
-            "prompt_tokens": self.prompt_tokens,
-            "uncached_prompt_tokens": self.uncached_tokens,
-            "generated_tokens": self.generated_tokens,
-        }
+    def interval(self) -> tuple[float, float] | None:
+        """95 % interval of the share of repeats, from sampling; None: all were counted, or too few to tell."""
+        if self.repeat_ratio is None or not self.standard_error:
+            return None
+        margin = NORMAL_95 * self.standard_error
+        return max(0.0, self.repeat_ratio - margin), min(1.0, self.repeat_ratio + margin)
 
 
-def served_with(requests: DigestedRequests, ttl_s: float) -> Served:
+def served_with(requests: DigestedRequests, ttl_s: int) -> Served:
     """The requests that a cache with this time to live would have answered."""
-    served = Served(np.zeros(len(requests), np.bool_), np.zeros(len(requests), np.bool_))
+    served = Served(ttl_s, np.zeros(len(requests), np.bool_), np.zeros(len(requests), np.bool_))
     order = np.lexsort((requests.at_s, requests.digests))
     digests = requests.digests[order]
     if not len(order):
@@ -98,36 +97,42 @@ def served_with(requests: DigestedRequests, ttl_s: float) -> Served:
     edges = np.flatnonzero(np.concatenate(([True], digests[1:] != digests[:-1], [True])))
     for start, end in pairwise(edges.tolist()):
         if end - start > 1:
-            _serve(requests, order[start:end], ttl_s, served)
+            _serve(requests, order[start:end], served)
     return served
 
 
-def _serve(requests: DigestedRequests, rows: Integers, ttl_s: float, served: Served) -> None:
+def _serve(requests: DigestedRequests, rows: Integers, served: Served) -> None:
     """Mark those of some equal requests that would have been answered."""
     complete_s = -inf  # when the newest response is complete
     times = zip(rows.tolist(), requests.at_s[rows].tolist(), requests.latency_s[rows].tolist(), strict=True)
     for row, at_s, latency_s in times:
         if at_s < complete_s:
             served.followers[row] = True
-        elif at_s < complete_s + ttl_s:
+        elif at_s < complete_s + served.ttl_s:
             served.hits[row] = True
         else:
             complete_s = -inf if isnan(latency_s) else at_s + latency_s
 
 
-def repeats_of(requests: DigestedRequests, served: Served, rows: Integers) -> Repeats:
-    """The repeats among these rows."""
+def repeats_of(
+    requests: DigestedRequests, served: Served, rows: Integers, rate: float | None = None, price: Price | None = None
+) -> Repeats:
+    """The repeats among these rows; ``rate``: prefill, in tokens/s of a replica."""
     scale = 1 / requests.sample_ratio
     is_repeat = served.either[rows]
     repeated = rows[is_repeat]
+    uncached_tokens = _extended((requests.prompt_tokens - requests.cached_tokens)[repeated], scale)
     return Repeats(
+        served.ttl_s,
         scale * len(rows),
         scale * int(served.hits[rows].sum()),
         scale * int(served.followers[rows].sum()),
+        len(repeated) / len(rows) if len(rows) else None,
         _standard_error(requests.digests[rows], is_repeat, requests.sample_ratio),
         _extended(requests.prompt_tokens[repeated], scale),
-        _extended((requests.prompt_tokens - requests.cached_tokens)[repeated], scale),
+        uncached_tokens,
         _extended(requests.generated_tokens[repeated], scale),
+        prefill_of(uncached_tokens, rate, price),
     )
 
 

@@ -20,7 +20,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from math import log
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta
 
 from telemetry.lab.chains import Floats
 from telemetry.lab.costs import Price
@@ -173,9 +175,10 @@ class TierAdvice:
     never_wins: bool
     effect: TierEffect | None  # None: an input is missing
     money_per_day: float | None
-    cases: tuple[TierEffect, ...]  # the sensitivity
+    cases: Annotated[tuple[TierEffect, ...], Meta(description="sensitivity")]
     advice: Advice
     needs: tuple[str, ...]  # the missing inputs
+    summary: str
 
     @property
     def saved_ratios(self) -> tuple[float, float] | None:
@@ -204,11 +207,14 @@ def advise(tier: CacheTier, situation: Situation) -> TierAdvice:
     break_even = None if rate is None or kv_bytes is None else break_even_tokens(tier, kv_bytes, rate)
     never_wins = rate is not None and kv_bytes is not None and break_even is None
     if needs:
-        return TierAdvice(tier, break_even, never_wins, None, None, (), Advice.UNKNOWN, needs)
+        summary = f"{tier.name}: unknown."
+        return TierAdvice(tier, break_even, never_wins, None, None, (), Advice.UNKNOWN, needs, summary)
     effect = _effect("", tier, situation, 1.0)
     cases = (*_cases(tier, situation), *_length_cases(tier, situation))
     money = effect.saved_s_per_day * situation.price.replica_s if situation.price else None
-    return TierAdvice(tier, break_even, never_wins, effect, money, cases, _verdict((effect, *cases)), ())
+    advice = _verdict((effect, *cases))
+    summary = _describe(tier, advice, effect, cases)
+    return TierAdvice(tier, break_even, never_wins, effect, money, cases, advice, (), summary)
 
 
 def _cases(tier: CacheTier, situation: Situation) -> Iterator[TierEffect]:
@@ -271,17 +277,14 @@ def _verdict(effects: Sequence[TierEffect]) -> Advice:
     return Advice.WORTH_IT if worth == {True} else Advice.NOT_WORTH_IT
 
 
-def describe(found: TierAdvice) -> str:
+def _describe(tier: CacheTier, advice: Advice, effect: TierEffect, cases: Sequence[TierEffect]) -> str:
     """One sentence about a tier."""
-    if found.effect is None:
-        return f"{found.tier.name}: unknown."
-    if found.break_even_tokens is None:
-        return f"{found.tier.name}: not worth it. Fetching a token takes longer than computing it, at any length."
-    effect, advice = found.effect, found.advice.replace("_", " ")
+    if effect.break_even_tokens is None:
+        return f"{tier.name}: not worth it. Fetching a token takes longer than computing it, at any length."
     sentence = (
-        f"{found.tier.name}: {advice}. Fetching is faster from {effect.break_even_tokens:,.0f} tokens on; it "
-        f"would add {effect.tokens_per_day / 1e6:,.1f} million cached tokens a day and save "
+        f"{tier.name}: {advice.replace('_', ' ')}. Fetching is faster from {effect.break_even_tokens:,.0f} tokens on; "
+        f"it would add {effect.tokens_per_day / 1e6:,.1f} million cached tokens a day and save "
         f"{effect.saved_s_per_day / 60:,.0f} minutes of replicas, {100 * effect.saved_ratio:.1f} % of the prefill time."
     )
-    changing = [case.case for case in found.cases if case.is_worth_it != effect.is_worth_it]
+    changing = [case.case for case in cases if case.is_worth_it != effect.is_worth_it]
     return f"{sentence} That changes with {', '.join(changing)}." if changing else sentence

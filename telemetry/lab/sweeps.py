@@ -1,13 +1,14 @@
 """A capacity sweep: what-if candidates that differ in the number of replicas or in the cache of each.
 
-``read_sweep`` accepts any what-if whose candidates differ only in such a size, so curves are also drawn for numbers
+``with_curves`` accepts any what-if whose candidates differ only in such a size, so curves are also drawn for numbers
 that a user entered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from telemetry.lab.costs import Price
@@ -64,35 +65,49 @@ class SweepPoint:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Curves of a sweep, ascending by size; each contains the current size."""
+    """A what-if that is a sweep, with its curves ascending by size; each contains the current size."""
 
-    by_replicas: list[SweepPoint]
-    by_cache: list[SweepPoint]
-    current: SweepPoint
-    is_calibrated: bool
-    problems: list[str]
+    what_if: int
+    state: str
+    reason: str  # why it failed
+    end: datetime  # of its traffic
+    is_calibrated: bool | None = None  # None, here and below: it is not done
+    problems: list[str] = field(default_factory=list)
+    requests: int | None = None  # that the figures rest on
+    by_replicas: list[SweepPoint] = field(default_factory=list)
+    by_cache: list[SweepPoint] = field(default_factory=list)
+    summaries: list[str] = field(default_factory=list)  # what one replica fewer and one more would bring
 
     @property
     def curves(self) -> dict[str, list[SweepPoint]]:
         """Both curves by the quantity on the x-axis."""
         return {"replicas": self.by_replicas, "cache": self.by_cache}
 
+    @property
+    def current(self) -> SweepPoint:
+        """The current size. Only of a sweep that is done."""
+        return next(point for point in (*self.by_replicas, *self.by_cache) if point.is_current)
 
-def read_sweep(
-    candidates: Sequence[Mapping[str, Any]], result: Mapping[str, Any], counted_s: float, price: Price | None
+
+def with_curves(
+    sweep: Sweep, candidates: Sequence[Mapping[str, Any]], result: Mapping[str, Any], price: Price | None
 ) -> Sweep:
-    """The curves of a finished what-if that is a sweep; ``counted_s``: seconds of traffic that the figures cover."""
-    rows = [_point(row, counted_s, price) for row in result["candidates"]]
-    current = rows[0]
-    pairs = list(zip(candidates, rows[1:], strict=True))
+    """The sweep with the result of its what-if."""
+    start, end = (datetime.fromisoformat(result[name]) for name in ("counted_from", "to"))
+    rows = [_point(row, (end - start).total_seconds(), price) for row in result["candidates"]]
+    current, pairs = rows[0], list(zip(candidates, rows[1:], strict=True))
     by_replicas = [point for candidate, point in pairs if "replicas" in candidate]
     by_cache = [point for candidate, point in pairs if "cache_tokens" in candidate]
-    return Sweep(
-        sorted([current, *by_replicas], key=lambda point: point.replicas) if by_replicas else [],
-        sorted([current, *by_cache], key=lambda point: point.cache_tokens) if by_cache else [],
-        current,
-        result["calibration"]["is_calibrated"],
-        list(result["calibration"]["problems"]),
+    calibration = result["calibration"]
+    currency = price.currency if price else ""
+    return replace(
+        sweep,
+        is_calibrated=calibration["is_calibrated"],
+        problems=list(calibration["problems"]),
+        requests=result["counted_requests"],
+        by_replicas=sorted([current, *by_replicas], key=lambda point: point.replicas) if by_replicas else [],
+        by_cache=sorted([current, *by_cache], key=lambda point: point.cache_tokens) if by_cache else [],
+        summaries=_summaries(by_replicas, current, currency) if calibration["is_calibrated"] else [],
     )
 
 
@@ -112,16 +127,13 @@ def _point(row: Mapping[str, Any], counted_s: float, price: Price | None) -> Swe
     )
 
 
-def summaries(sweep: Sweep, currency: str = "") -> list[str]:
-    """What one replica fewer and one more would bring; [] without calibration."""
-    if not sweep.is_calibrated:
-        return []
-    by_count = {point.replicas: point for point in sweep.by_replicas}
-    count = sweep.current.replicas
+def _summaries(by_replicas: Sequence[SweepPoint], current: SweepPoint, currency: str) -> list[str]:
+    """What one replica fewer and one more would bring."""
+    by_count = {point.replicas: point for point in by_replicas}
     texts = [
-        _sentence(label, by_count[count + step], sweep.current, currency)
+        _sentence(label, by_count[current.replicas + step], current, currency)
         for label, step in (("One replica fewer", -1), ("One replica more", 1))
-        if count + step in by_count
+        if current.replicas + step in by_count
     ]
     return [text for text in texts if text]
 

@@ -34,6 +34,7 @@ ROUTER_ITSELF = RouteKey()
 OWN_REQUEST_COUNTS = tuple(OWN_REQUESTS.values())
 COUNTED_ONCE = ("generation_tokens", "finished", "first_tokens")  # by an engine, for each request of a router itself
 OWN_TIMES = ("queue_ms", "queue_count", "prefill_ms", "prefill_count")
+REPORTED = ("kv_streams", "pool_loads", "semantic_caches", "serving_replicas")  # by a router, at its last scrape
 ROUTER_LAYOUT = "router"  # stands for the router's 275 edges in stored counters
 Sample = TypeVar("Sample", ReplicaSample, RouterSample)
 Key = TypeVar("Key", EngineKey, RouteKey)
@@ -218,14 +219,8 @@ def merge_router(
     restarted = any(r.key == ROUTER_ITSELF and r.increase.state == ReadingState.RESET for r in readings)
     shared_state = _with_rate(sample.shared_state, {} if restarted else state.shared_state or {}, state.ok_at, due_s)
     state = _succeeded(state, outcome.duration_s, due_s, restarted=restarted)
-    state = replace(
-        state,
-        shared_state=shared_state,
-        kv_streams=sample.kv_streams,
-        pool_loads=sample.pool_loads,
-        semantic_caches=sample.semantic_caches,
-        serving_replicas=sample.serving_replicas,
-    )
+    reported: dict[str, Any] = {name: getattr(sample, name) for name in REPORTED}
+    state = replace(state, shared_state=shared_state, **reported)
     return MergedScrape(state, readings, current, own_requests=own_requests)
 
 
@@ -247,19 +242,14 @@ def _failed(
     state: TargetState, previous: Mapping[Key, RawCounters], failure: ScrapeFailure, key: Key
 ) -> MergedScrape[Key]:
     failures = state.failures + 1
+    unknown: dict[str, Any] = dict.fromkeys(("duration_s", "lora_adapters", "shared_state", *REPORTED))
     is_down = failure.refused or (failure.blames_target and failures >= DOWN_AFTER)
     after = replace(
         state,
         health="down" if is_down else state.health,
         failures=failures,
         reason=failure.reason[:200],
-        duration_s=None,
-        lora_adapters=None,
-        kv_streams=None,
-        pool_loads=None,
-        semantic_caches=None,
-        serving_replicas=None,
-        shared_state=None,
+        **unknown,
     )
     events = ["replica_down"] if is_down and state.health == "up" else []
     return MergedScrape(after, [SourceReading(key, Increase(ReadingState.STALE))], previous, events)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from operator import attrgetter
+from functools import cached_property
 from typing import Any
 
 from django.conf import settings
@@ -64,35 +64,28 @@ Scrape = ReplicaScrape | RouterScrape
 CacheReports = list[tuple[Replica, CacheFacts]]
 
 
+@dataclass(frozen=True)
 class TargetKind:
     """How scrapes of replicas, or of routers, are merged and stored."""
 
-    def __init__(
-        self,
-        target: str,  # "replica" or "router"
-        key: type[EngineKey | RouteKey],
-        merge: Callable[..., MergedScrape[Any]],
-        table: str,
-        *,
-        counters: tuple[str, ...],
-        histograms: tuple[str, ...],
-        gauges: tuple[str, ...] = (),
-        tags: tuple[str, ...] = (),
-    ) -> None:
-        self.target = target
-        self.key = key
-        self.merge = merge
-        self.counters = counters
-        self.gauges = gauges
-        self.histograms = histograms
-        self.tags = tags
-        key_columns = tuple(field.name for field in fields(key))
-        self.key_values = attrgetter(*key_columns)
-        buckets = (f"{name}_{part}" for name in histograms for part in ("layout_id", "at", "counts", "sum_s"))
-        self.table = Table(
-            table,
-            ("at", f"{target}_id", *key_columns, "state", "interval_s", *counters, *gauges, *tags, *buckets),
-        )
+    target: str  # "replica" or "router"
+    key: type[EngineKey | RouteKey]
+    merge: Callable[..., MergedScrape[Any]]
+    table_name: str
+    counters: tuple[str, ...]
+    histograms: tuple[str, ...]
+    gauges: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+
+    @cached_property
+    def key_columns(self) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(self.key))
+
+    @cached_property
+    def table(self) -> Table:
+        buckets = (f"{name}_{part}" for name in self.histograms for part in ("layout_id", "at", "counts", "sum_s"))
+        target = ("at", f"{self.target}_id", *self.key_columns, "state", "interval_s")
+        return Table(self.table_name, (*target, *self.counters, *self.gauges, *self.tags, *buckets))
 
     def row(self, target_id: int, at: datetime, reading: SourceReading[Any], layouts: Mapping[Edges, int]) -> Row:
         """A row of the table."""
@@ -100,7 +93,7 @@ class TargetKind:
         return (
             at,
             target_id,
-            *self.key_values(reading.key),
+            *(getattr(reading.key, name) for name in self.key_columns),
             added.state.value,
             added.interval_s,
             *(None if (count := added.counters.get(name)) is None else round(count) for name in self.counters),

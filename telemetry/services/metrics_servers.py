@@ -7,11 +7,12 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
+from msgspec import Meta
 
 from controlplane.encryption import encrypt
 from controlplane.errors import InvalidError, NameTakenError
@@ -139,13 +140,21 @@ def recorded_settings(server: MetricsServer) -> dict[str, Any]:
     return {**settings, "has_credentials": server.encrypted is not None, "pools": pools}
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class MissingReplica:
+    """A replica without series on the server."""
+
+    replica: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class ServerTestResult:
-    """The result of testing a server."""
+    """The result of testing a server; nothing is stored."""
 
-    found: list[str]  # replicas, by name
-    missing: list[tuple[str, str]]  # replicas without metrics, and why
-    error: str  # why the query failed; "" if it did not
+    found: Annotated[list[str], Meta(description="Replicas with series.")]
+    missing: list[MissingReplica]
+    error: Annotated[str, Meta(description="Why the query failed; empty: it succeeded.")]
     elapsed_s: float
 
 
@@ -154,13 +163,13 @@ def try_server(server: MetricsServer) -> ServerTestResult:
     replicas = list(replicas_of(server))
     started_s = time.monotonic()
     found: list[str] = []
-    missing: list[tuple[str, str]] = []
+    missing: list[MissingReplica] = []
     error = ""
     try:
         for scrapes in read_fleet(server, replicas, deadline_s=TEST_TIMEOUT_S):
             for scrape in scrapes:
                 if isinstance(scrape.outcome, ScrapeFailure):
-                    missing.append((scrape.target.name, scrape.outcome.reason))
+                    missing.append(MissingReplica(scrape.target.name, scrape.outcome.reason))
                 else:
                     found.append(scrape.target.name)
     except PrometheusError as failure:

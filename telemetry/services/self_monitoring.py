@@ -94,7 +94,7 @@ SCALING_METRICS: tuple[tuple[str, str, Callable[[PoolScaling], float | None]], .
         "Load of a pool's replicas, 0 to 1, over all routers.",
         lambda pool: pool.saturation_ratio,
     ),
-    ("pool_waiting_work_seconds", "Time that a pool's waiting tokens need.", lambda pool: pool.waiting_s),
+    ("pool_waiting_work_seconds", "Time that a pool's waiting tokens need.", lambda pool: pool.waiting_work_s),
     ("pool_replicas", "Active replicas of a pool that were scraped lately.", lambda pool: pool.replicas),
     ("pool_recommended_replicas", "Replicas that a pool needs.", lambda pool: pool.recommended_replicas),
 )

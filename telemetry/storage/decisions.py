@@ -156,21 +156,17 @@ def digest_coverage(pool: str, start: datetime, end: datetime) -> DigestCoverage
 
 def digested_between(pool: str, start: datetime, end: datetime, level: int) -> DigestedRequests:
     """Successful requests with a digest at this level, in order of time. One query."""
-    connection.ensure_connection()
-    with psycopg.Cursor(connection.connection) as cursor:
-        cursor.execute(
-            f"""
-            select array_agg("group"), {_columns(_DIGESTED_NUMBERS)} from (
-                select * from telemetry_decision
-                where at >= %s and at < %s and pool = %s and status < 400 and request_digest & {DIGEST_LEVELS} >= %s
-                order by at
-            ) as decisions
-            """,  # noqa: S608 - columns and a number of this module
-            (start, end, pool, level),
-            binary=True,
-        )
-        groups, *columns = cursor.fetchall()[0]
-    numbers = [_numbers(sent, kind) for sent, kind in zip(columns, _DIGESTED_NUMBERS.values(), strict=True)]
+    (groups,), numbers = _read(
+        f"""
+        select array_agg("group"), {_columns(_DIGESTED_NUMBERS)} from (
+            select * from telemetry_decision
+            where at >= %s and at < %s and pool = %s and status < 400 and request_digest & {DIGEST_LEVELS} >= %s
+            order by at
+        ) as decisions
+        """,  # noqa: S608 - columns and a number of this module
+        (start, end, pool, level),
+        _DIGESTED_NUMBERS,
+    )
     digests, at, latency_s, prompt, cached, generated = numbers
     return DigestedRequests(
         coded(groups or ()),
@@ -223,36 +219,32 @@ def placed_between(
     at_most: int,
 ) -> PlacedRequests:
     """The requests that these revisions placed, of each step of a window the first ``at_most``. One query."""
-    connection.ensure_connection()
-    with psycopg.Cursor(connection.connection) as cursor:
-        cursor.execute(
-            f"""
-            select array_agg(outcome), {_columns(_PLACED_NUMBERS)}
-            from generate_series(0, %(bins)s - 1) as bin cross join lateral (
-                select *, (%(routers)s::bigint[] is null or router_id = any(%(routers)s))
-                    and (%(groups)s::text[] is null or "group" = any(%(groups)s)) as in_scope
-                from telemetry_decision
-                where at >= %(start)s + bin * make_interval(secs => %(step)s)
-                    and at < least(%(start)s + (bin + 1) * make_interval(secs => %(step)s), %(end)s)
-                    and policy = %(policy)s and revision = any(%(revisions)s)
-                order by at limit %(at_most)s
-            ) as decisions
-            """,  # noqa: S608 - columns of this module
-            {
-                "bins": len(window.starts()),
-                "start": window.start,
-                "end": window.end,
-                "step": window.step_s,
-                "policy": policy,
-                "revisions": list(revisions),
-                "routers": None if routers is None else list(routers),
-                "groups": None if groups is None else list(groups),
-                "at_most": at_most,
-            },
-            binary=True,
-        )
-        outcomes, *columns = cursor.fetchall()[0]
-    numbers = [_numbers(sent, kind) for sent, kind in zip(columns, _PLACED_NUMBERS.values(), strict=True)]
+    (outcomes,), numbers = _read(
+        f"""
+        select array_agg(outcome), {_columns(_PLACED_NUMBERS)}
+        from generate_series(0, %(bins)s - 1) as bin cross join lateral (
+            select *, (%(routers)s::bigint[] is null or router_id = any(%(routers)s))
+                and (%(groups)s::text[] is null or "group" = any(%(groups)s)) as in_scope
+            from telemetry_decision
+            where at >= %(start)s + bin * make_interval(secs => %(step)s)
+                and at < least(%(start)s + (bin + 1) * make_interval(secs => %(step)s), %(end)s)
+                and policy = %(policy)s and revision = any(%(revisions)s)
+            order by at limit %(at_most)s
+        ) as decisions
+        """,  # noqa: S608 - columns of this module
+        {
+            "bins": len(window.starts()),
+            "start": window.start,
+            "end": window.end,
+            "step": window.step_s,
+            "policy": policy,
+            "revisions": list(revisions),
+            "routers": None if routers is None else list(routers),
+            "groups": None if groups is None else list(groups),
+            "at_most": at_most,
+        },
+        _PLACED_NUMBERS,
+    )
     bins, placed_by, in_scope, prefixes, prompt, cached, ttft_s, latency_s, streamed, status = numbers
     coded_outcomes = coded(outcomes or ())
     is_ok = np.isin(coded_outcomes.codes, [code for code, name in enumerate(coded_outcomes.names) if name == "ok"])
@@ -278,11 +270,8 @@ def _known(column: NDArray[Any]) -> Floats:
 def _rows(order: str, values: Sequence[datetime | str | int], further: Mapping[str, str]) -> list[Any]:
     """Requests, and further columns of numbers."""
     names = {**_NUMBERS, **further}
-    connection.ensure_connection()
-    with psycopg.Cursor(connection.connection) as cursor:  # Django's own cursor reads the text format
-        cursor.execute(_SELECT.format(order=order, columns=_columns(names)), values, binary=True)
-        groups, replicas, blocks, positions, *columns = cursor.fetchall()[0]
-    numbers = [_numbers(sent, kind) for sent, kind in zip(columns, names.values(), strict=True)]
+    sql = _SELECT.format(order=order, columns=_columns(names))
+    (groups, replicas, blocks, positions), numbers = _read(sql, values, names)
     at, lengths, position_counts, block_counts, *others = numbers[: len(_NUMBERS)]
     ratios, hash_tokens, estimates, *nullable = (column.astype(np.float64) for column in others)
     requests = Requests(
@@ -299,6 +288,16 @@ def _rows(order: str, values: Sequence[datetime | str | int], further: Mapping[s
         *(np.where(column == UNKNOWN, np.nan, column) for column in nullable),
     )
     return [requests, *numbers[len(_NUMBERS) :]]
+
+
+def _read(sql: Any, values: Any, names: Mapping[str, str]) -> tuple[list[Any], list[NDArray[Any]]]:
+    """(the first columns of the one row that a query returns, the last ones as arrays of numbers)."""
+    connection.ensure_connection()
+    with psycopg.Cursor(connection.connection) as cursor:  # Django's own cursor reads the text format
+        cursor.execute(sql, values, binary=True)
+        row = list(cursor.fetchall()[0])
+    sent = zip(row[-len(names) :], names.values(), strict=True)
+    return row[: -len(names)], [_numbers(column, kind) for column, kind in sent]
 
 
 def _numbers(sent: bytes | None, kind: str) -> NDArray[Any]:

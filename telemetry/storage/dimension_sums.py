@@ -17,6 +17,7 @@ from telemetry.metrics.windows import Window
 from telemetry.storage.rollup_tables import ENGINES, ROUTERS, readings_in, sums_in
 from telemetry.storage.sums import COVERED_S, OF_POOLS, OF_REPLICAS, STEP, Coverage, fetch_rows, window_parameters
 
+ENGINE_KEYS = {"": "array[]::text[]", "replica": "array[replica_id::text]", "rank": "array[model, engine]"}
 KEYS = {"pool": "pool", "group": '"group"', "replica": "replica", "revision": "policy || ' r' || revision"}
 CACHE_COUNTS = ("cache_hits", "cache_misses", "cache_bypasses", "cache_prompt_tokens", "cache_generated_tokens")
 _USAGE = """sum(requests)::bigint, sum(usage_reported)::bigint,
@@ -40,24 +41,6 @@ class KeyedSums:
 
     def get(self, name: str) -> int | None:
         return self.counts[name]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineTotals:
-    """Values of one step by name; None is unknown."""
-
-    start: datetime
-    stale: bool  # a scrape failed in this step
-    values: dict[str, float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaTotals:
-    """Values of one replica and step."""
-
-    replica_id: int
-    covered_s: float | None  # seconds that the sums cover, of the engine with the longest time
-    totals: EngineTotals
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +72,36 @@ class UsageReports:
         return bool(self.without_details) and not self.reported
 
 
-def rank_sums(replica_id: int, window: Window, names: Sequence[str], *, whole: bool = False) -> list[KeyedSums]:
-    """Sums per rank (key: model, engine) of a replica and step, ascending."""
-    source = sums_in(ENGINES, window, ("covered_s", "stale_scrapes", *names), whole=whole)
+def engine_counter_sums(
+    replica_ids: Sequence[int], window: Window, names: Sequence[str], *, by: str = "", whole: bool = False
+) -> list[KeyedSums]:
+    """Sums of some counters of engines per step, ascending; ValueError for another name.
+
+    The key is empty, or ``by`` "replica" the replica's id, and ``by`` "rank" model and engine. ``covered_s`` is that of
+    the engine with the longest time.
+    """
+    _check(names, (*COUNTERS, *OPTIONAL_COUNTERS))
+    source = sums_in(ENGINES, window, (*names, "covered_s", "stale_scrapes"), whole=whole)
+    of_engine = ", ".join(f"sum({name}) as {name}" for name in names)
     rows = fetch_rows(
         f"""
-        select array[model, engine], {STEP} as start, sum(covered_s), bool_or(stale_scrapes > 0), {_sums(names)}
-        from {source.sql} readings where replica_id = %(id)s
-        group by model, engine, start order by model, engine, start
-        """,  # noqa: S608 - names are columns of ENGINES
-        window_parameters(window, whole=whole) | source.parameters | {"id": replica_id},
+        with by_engine as (
+            select replica_id, model, engine, {STEP} as start, sum(covered_s) as covered_s,
+                bool_or(stale_scrapes > 0) as stale, {of_engine}
+            from {source.sql} readings where {OF_REPLICAS} group by replica_id, model, engine, start
+        )
+        select {ENGINE_KEYS[by]} as key, start, max(covered_s), bool_or(stale), {_sums(names)}
+        from by_engine group by key, start order by key, start
+        """,  # noqa: S608 - the names are of a fixed list
+        window_parameters(window, whole=whole) | source.parameters | {"ids": list(replica_ids)},
     )
-    return [_keyed_sums(row, names) for row in rows if any(row[0])]
+    return [_keyed_sums(row, names) for row in rows]
+
+
+def rank_sums(replica_id: int, window: Window, names: Sequence[str], *, whole: bool = False) -> list[KeyedSums]:
+    """Sums per rank of a replica that was read, and step."""
+    rows = engine_counter_sums([replica_id], window, names, by="rank", whole=whole)
+    return [row for row in rows if any(row.key)]
 
 
 def route_sums(
@@ -208,42 +209,8 @@ def total(rows: Iterable[KeyedSums], name: str) -> int | None:
     return sum_known(row.get(name) for row in rows)
 
 
-def optional_counter_sums(replica_ids: Sequence[int], window: Window, names: Sequence[str]) -> list[EngineTotals]:
-    """Sums of the named OPTIONAL_COUNTERS over the replicas, per step; ValueError for another name."""
-    _check(names, OPTIONAL_COUNTERS)
-    source = sums_in(ENGINES, window, (*names, "stale_scrapes"))
-    rows = fetch_rows(
-        f"""
-        select {STEP} as start, bool_or(stale_scrapes > 0), {_sums(names)}
-        from {source.sql} readings where {OF_REPLICAS} group by start order by start
-        """,  # noqa: S608 - the names are of a fixed list
-        window_parameters(window) | source.parameters | {"ids": list(replica_ids)},
-    )
-    return [_totals(row, names) for row in rows]
-
-
-def counter_sums_by_replica(replica_ids: Sequence[int], window: Window, names: Sequence[str]) -> list[ReplicaTotals]:
-    """Sums of some counters of engines, per replica and step, ascending; ValueError for another name."""
-    _check(names, (*COUNTERS, *OPTIONAL_COUNTERS))
-    of_engine = ", ".join(f"sum({name}) as {name}" for name in names)
-    source = sums_in(ENGINES, window, (*names, "covered_s", "stale_scrapes"))
-    rows = fetch_rows(
-        f"""
-        with by_engine as (
-            select replica_id, {STEP} as start, sum(covered_s) as covered_s, bool_or(stale_scrapes > 0) as stale,
-                {of_engine}
-            from {source.sql} readings where {OF_REPLICAS} group by replica_id, model, engine, start
-        )
-        select replica_id, max(covered_s), start, bool_or(stale), {_sums(names)}
-        from by_engine group by replica_id, start order by replica_id, start
-        """,  # noqa: S608 - the names are of a fixed list
-        window_parameters(window) | source.parameters | {"ids": list(replica_ids)},
-    )
-    return [ReplicaTotals(pk, covered_s, _totals(tuple(row), names)) for pk, covered_s, *row in rows]
-
-
-def waiting_by_reason(replica_ids: Sequence[int], window: Window) -> list[EngineTotals]:
-    """Means of WAITING_REASONS per engine, summed over the engines, per step."""
+def waiting_by_reason(replica_ids: Sequence[int], window: Window) -> list[tuple[datetime, tuple[float | None, ...]]]:
+    """(start of the step, the mean of each of WAITING_REASONS per engine, summed over the engines), ascending."""
     source = sums_in(ENGINES, window, [f"{name}_{part}" for name in WAITING_REASONS for part in ("sum", "n")])
     means = ", ".join(f"sum({name}_sum) / nullif(sum({name}_n), 0) as {name}" for name in WAITING_REASONS)
     rows = fetch_rows(
@@ -252,12 +219,12 @@ def waiting_by_reason(replica_ids: Sequence[int], window: Window) -> list[Engine
             select {STEP} as start, {means} from {source.sql} readings where {OF_REPLICAS}
             group by replica_id, model, engine, start
         )
-        select start, false, {", ".join(f"sum({name})" for name in WAITING_REASONS)}
+        select start, {", ".join(f"sum({name})" for name in WAITING_REASONS)}
         from by_engine group by start order by start
         """,  # noqa: S608 - no part of it comes from outside
         window_parameters(window) | source.parameters | {"ids": list(replica_ids)},
     )
-    return [_totals(row, WAITING_REASONS) for row in rows]
+    return [(row[0], row[1:]) for row in rows]
 
 
 def usage_reports(pool: str, replica: str, window: Window) -> UsageReports:
@@ -322,8 +289,3 @@ def _check(names: Sequence[str], known: Sequence[str]) -> None:
 def _keyed_sums(row: tuple[Any, ...], names: Sequence[str]) -> KeyedSums:
     key, start, covered_s, stale, *values = row
     return KeyedSums(tuple(key), start, dict(zip(names, values, strict=True)), covered_s, bool(stale))
-
-
-def _totals(row: tuple[Any, ...], names: Sequence[str]) -> EngineTotals:
-    start, stale, *values = row
-    return EngineTotals(start, bool(stale), dict(zip(names, values, strict=True)))

@@ -259,9 +259,9 @@ def hours(value: float | None) -> str:
 
 
 @register.filter
-def hours_of(value: float | None, whole_s: float) -> str:
+def hours_of(value: float | None, whole_h: float) -> str:
     """Seconds a day of replicas, of all that they have, such as: 31 of 96 replica-hours."""
-    return "replica-hours unknown" if value is None else f"{value / 3600:,.3g} of {whole_s / 3600:,.0f} replica-hours"
+    return "replica-hours unknown" if value is None else f"{value / 3600:,.3g} of {whole_h:,.0f} replica-hours"
 
 
 @register.filter

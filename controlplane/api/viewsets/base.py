@@ -146,7 +146,7 @@ class UpdateMixin:
 class DestroyMixin:
     """Removes the object in the URL by ``remove_row``."""
 
-    remove_row: ClassVar[Callable[..., None]]
+    remove_row: ClassVar[Callable[..., object]]
 
     def destroy(self: Any, request: Request, **_: Any) -> Response:
         """Remove the object."""

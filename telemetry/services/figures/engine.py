@@ -12,17 +12,15 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from controlplane.models import Replica
-from telemetry.metrics.engine_names import EXPECTED, PROMPT_SOURCES, WAITING_REASONS, may_count_twice
+from telemetry.metrics.engine_names import EXPECTED, PROMPT_SOURCES, may_count_twice
 from telemetry.metrics.rates import Comparison, EngineCounts, RouterCounts, compare, ratio, sum_known
 from telemetry.metrics.windows import PointState, Series, Window
 from telemetry.models import ScrapeState
 from telemetry.services.figures.overview import Fleet, Subject
 from telemetry.services.figures.series import Point, line_of
 from telemetry.storage.dimension_sums import (
-    EngineTotals,
-    ReplicaTotals,
-    counter_sums_by_replica,
-    optional_counter_sums,
+    KeyedSums,
+    engine_counter_sums,
     router_counts_by_replica,
 )
 from telemetry.storage.dimension_sums import waiting_by_reason as waiting_sums
@@ -31,7 +29,7 @@ from telemetry.storage.sums import EngineSums, fetch_rows, point_state
 
 PHASES = {"queue": "in queue", "prefill": "in prefill"}
 SOURCES = dict(zip(PROMPT_SOURCES, ("computed", "cached", "transferred"), strict=True))
-REASONS = dict(zip(WAITING_REASONS, ("capacity", "deferred"), strict=True))
+REASONS = ("capacity", "deferred")  # of WAITING_REASONS
 BLOCK_TIMES = {
     "block_lifetime": "allocation to eviction",
     "block_idle": "last access to eviction",
@@ -70,21 +68,21 @@ def cache_churn(subject: Subject, window: Window) -> list[Series]:
 
 def prompt_sources(subject: Subject, window: Window) -> list[Series]:
     """Shares of the prompt tokens that were computed, cached, and transferred by a KV connector, 0 to 1."""
-    rows = optional_counter_sums(subject.ids(), window, PROMPT_SOURCES)
+    rows = engine_counter_sums(subject.ids(), window, PROMPT_SOURCES)
     lines = []
     for name, label in SOURCES.items():
-        if any(row.values[name] is not None for row in rows):
-            points = {row.start: _ratio_point(row, row.values[name], _prompt_tokens(row)) for row in rows}
+        if any(row.counts[name] is not None for row in rows):
+            points = {row.start: _ratio_point(row, row.counts[name], _prompt_tokens(row)) for row in rows}
             lines.append(line_of(label, window, points))
     return lines
 
 
 def mm_hit_rate(subject: Subject, window: Window) -> list[Series]:
     """Cached / queried multimodal items, 0 to 1; no line without queries."""
-    rows = optional_counter_sums(subject.ids(), window, ("mm_cache_queries", "mm_cache_hits"))
-    if not any(row.values["mm_cache_queries"] for row in rows):
+    rows = engine_counter_sums(subject.ids(), window, ("mm_cache_queries", "mm_cache_hits"))
+    if not any(row.counts["mm_cache_queries"] for row in rows):
         return []
-    points = {row.start: _ratio_point(row, row.values["mm_cache_hits"], row.values["mm_cache_queries"]) for row in rows}
+    points = {row.start: _ratio_point(row, row.counts["mm_cache_hits"], row.counts["mm_cache_queries"]) for row in rows}
     return [line_of("Multimodal hit rate", window, points)]
 
 
@@ -92,9 +90,9 @@ def waiting_by_reason(subject: Subject, window: Window) -> list[Series]:
     """Waiting requests of all engines together, by reason."""
     rows = waiting_sums(subject.ids(), window)
     return [
-        line_of(label, window, {row.start: _value_point(row.values[name]) for row in rows})
-        for name, label in REASONS.items()
-        if any(row.values[name] is not None for row in rows)
+        line_of(label, window, {start: _value_point(means[number]) for start, means in rows})
+        for number, label in enumerate(REASONS)
+        if any(means[number] is not None for _, means in rows)
     ]
 
 
@@ -102,15 +100,16 @@ def _by_replica(
     subject: Subject,
     window: Window,
     names: Sequence[str],
-    rate_of: Callable[[Replica, ReplicaTotals], float | None],
+    rate_of: Callable[[Replica, KeyedSums], float | None],
 ) -> list[Series]:
     """A line per replica with at least one known value."""
     replicas = {replica.pk: replica for replica in subject.replicas()}
     points: dict[int, dict[datetime, Point]] = defaultdict(dict)
-    for row in counter_sums_by_replica(list(replicas), window, names):
-        value = rate_of(replicas[row.replica_id], row)
-        absent = PointState.STALE if row.totals.stale else PointState.UNKNOWN
-        points[row.replica_id][row.totals.start] = (value, absent if value is None else PointState.OK)
+    for row in engine_counter_sums(list(replicas), window, names, by="replica"):
+        key = int(row.key[0])
+        value = rate_of(replicas[key], row)
+        absent = PointState.STALE if row.stale else PointState.UNKNOWN
+        points[key][row.start] = (value, absent if value is None else PointState.OK)
     return [
         line_of(replica.name, window, points[pk])
         for pk, replica in replicas.items()
@@ -118,42 +117,40 @@ def _by_replica(
     ]
 
 
-def _evicted_per_minute(_: Replica, row: ReplicaTotals) -> float | None:
-    rate = ratio(row.totals.values["block_lifetime_count"], row.covered_s)
+def _evicted_per_minute(_: Replica, row: KeyedSums) -> float | None:
+    rate = ratio(row.counts["block_lifetime_count"], row.covered_s)
     return None if rate is None else MINUTE_S * rate
 
 
-def _turnovers_per_hour(replica: Replica, row: ReplicaTotals) -> float | None:
+def _turnovers_per_hour(replica: Replica, row: KeyedSums) -> float | None:
     """How often per hour writes fill the KV cache, by the capacity that the engine currently reports."""
-    if row.totals.values["computed_prompt_tokens"] is None or not (replica.capacity_blocks and replica.block_tokens):
+    if row.counts["computed_prompt_tokens"] is None or not (replica.capacity_blocks and replica.block_tokens):
         return None
-    written = sum_known(row.totals.values[name] for name in WRITTEN)
+    written = sum_known(row.counts[name] for name in WRITTEN)
     rate = ratio(written, row.covered_s)
     return None if rate is None else HOUR_S * rate / (replica.capacity_blocks * replica.block_tokens)
 
 
 def _mean_durations(subject: Subject, window: Window, labels: Mapping[str, str]) -> list[Series]:
-    rows = optional_counter_sums(
-        subject.ids(), window, [f"{name}_{part}" for name in labels for part in ("ms", "count")]
-    )
+    rows = engine_counter_sums(subject.ids(), window, [f"{name}_{part}" for name in labels for part in ("ms", "count")])
     return [
         line_of(label, window, _means(rows, name))
         for name, label in labels.items()
-        if any(row.values[f"{name}_count"] is not None for row in rows)
+        if any(row.counts[f"{name}_count"] is not None for row in rows)
     ]
 
 
-def _means(rows: list[EngineTotals], name: str) -> dict[datetime, Point]:
+def _means(rows: list[KeyedSums], name: str) -> dict[datetime, Point]:
     points = {}
     for row in rows:
-        total_ms = row.values[f"{name}_ms"]
+        total_ms = row.counts[f"{name}_ms"]
         points[row.start] = _ratio_point(
-            row, None if total_ms is None else total_ms / 1000, row.values[f"{name}_count"]
+            row, None if total_ms is None else total_ms / 1000, row.counts[f"{name}_count"]
         )
     return points
 
 
-def _ratio_point(row: EngineTotals, part: float | None, whole: float | None) -> Point:
+def _ratio_point(row: KeyedSums, part: float | None, whole: float | None) -> Point:
     return ratio(part, whole), point_state(whole, stale=row.stale)
 
 
@@ -161,8 +158,8 @@ def _value_point(value: float | None) -> Point:
     return value, PointState.UNKNOWN if value is None else PointState.OK
 
 
-def _prompt_tokens(row: EngineTotals) -> float | None:
-    known = [value for name in PROMPT_SOURCES if (value := row.values[name]) is not None]
+def _prompt_tokens(row: KeyedSums) -> float | None:
+    known = [value for name in PROMPT_SOURCES if (value := row.counts[name]) is not None]
     return sum(known) if known else None
 
 

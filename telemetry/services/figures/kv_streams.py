@@ -48,7 +48,7 @@ class StreamRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class StateAdvice:
     """What one state means, and what to do ("": nothing); code is between backticks."""
 
     state: str
@@ -62,25 +62,31 @@ class KvStreams:
     """All streams of a replica."""
 
     rows: list[StreamRow]
-    advice: list[Advice]  # on the states of the rows, the worst first
+    advice: list[StateAdvice]  # on the states of the rows, the worst first
 
 
 def kv_streams_of(replica: Replica) -> KvStreams | None:
     """The replica's streams at each connected router; None if it has no KV events, or is disabled. One query."""
     if replica.kv_events is None or replica.state == ReplicaState.DISABLED:
         return None
-    streams = Func(
-        F("scrape_state__kv_streams"), Value(replica.name), function="jsonb_extract_path", output_field=JSONField()
-    )
-    state = {name: F(f"scrape_state__{name}") for name in ("at", "ok_at", "failures", "reason")}
-    routers = Router.objects.filter(lost_at=None).order_by("name").values("name", streams=streams, **state)
+    routers = reported_by_routers("kv_streams", replica.name)
     rows = [row for router in routers for row in _rows(router, replica.data_parallel_size)]
-    return KvStreams(rows, [*unknown_states(rows), *_advice(rows, replica.kv_events)])
+    ranks = {row.state: row.rank for row in reversed(rows) if row.state != UNKNOWN}  # whose ports the commands test
+    texts = {state: _texts(replica.kv_events, rank)[state] for state, rank in ranks.items()}
+    return KvStreams(rows, list(advice_on(rows, texts, BY_SEVERITY, TONES)))
+
+
+def reported_by_routers(column: str, *path: str) -> list[Mapping[str, Any]]:
+    """What each connected router reported at ``path`` of a column of its scrapes, as ``reported``. One query."""
+    path_of = F(f"scrape_state__{column}"), *map(Value, path)
+    found = Func(*path_of, function="jsonb_extract_path", output_field=JSONField())
+    state = {name: F(f"scrape_state__{name}") for name in ("at", "ok_at", "failures", "reason")}
+    return list(Router.objects.filter(lost_at=None).order_by("name").values("name", reported=found, **state))
 
 
 def _rows(router: Mapping[str, Any], ranks: int) -> Iterator[StreamRow]:
     reason = scrape_problem(router, timezone.now())
-    streams = {} if reason else router["streams"] or {}
+    streams = {} if reason else router["reported"] or {}
     for rank in range(ranks):
         stream = streams.get(str(rank))
         if stream is None and rank and not streams:
@@ -101,8 +107,7 @@ def scrape_problem(router: Mapping[str, Any], now: datetime) -> str:
 
 
 def _row(router: str, rank: int, stream: Mapping[str, Any] | None, reason: str) -> StreamRow:
-    states = [name for name, processes in (stream or {}).get("states", {}).items() if processes]
-    state = next((name for name in BY_SEVERITY if name in states), None)
+    state, is_partly = worst_state(stream, BY_SEVERITY)
     if stream is None or state is None:
         return StreamRow(router, rank, UNKNOWN, reason=reason)
     since_s = stream.get("since_s")
@@ -111,7 +116,7 @@ def _row(router: str, rank: int, stream: Mapping[str, Any] | None, reason: str) 
         router,
         rank,
         state,
-        is_partly=len(states) > 1,
+        is_partly=is_partly,
         since=None if since_s is None or since_s > MAX_TIME_S else datetime.fromtimestamp(since_s, UTC),
         **figures,
     )
@@ -123,21 +128,30 @@ class ReportedRow(Protocol):
     @property
     def router(self) -> str: ...
     @property
+    def state(self) -> str: ...
+    @property
     def reason(self) -> str: ...
 
 
-def unknown_states(rows: Sequence[ReportedRow]) -> Iterator[Advice]:
-    """Why states are unknown, once for each reason."""
+def advice_on(
+    rows: Sequence[ReportedRow],
+    texts: Mapping[str, tuple[str, str]],
+    by_severity: Sequence[str],
+    tones: Mapping[str, str],
+) -> Iterator[StateAdvice]:
+    """Why states are unknown, once for each reason; then the states of the rows, with their texts."""
     for reason in dict.fromkeys(row.reason for row in rows if row.reason):
         routers = dict.fromkeys(row.router for row in rows if row.reason == reason)
-        yield Advice(UNKNOWN, f"{', '.join(routers)}: {reason}")
+        yield StateAdvice(UNKNOWN, f"{', '.join(routers)}: {reason}")
+    for state in by_severity:
+        if any(row.state == state for row in rows):
+            yield StateAdvice(state, *texts[state], tones.get(state, ""))
 
 
-def _advice(rows: Sequence[StreamRow], events: Mapping[str, Any]) -> Iterator[Advice]:
-    first = {row.state: row.rank for row in reversed(rows)}  # the rank whose ports the commands test, by state
-    for state in BY_SEVERITY:
-        if state in first:
-            yield Advice(state, *_texts(events, first[state])[state], TONES.get(state, ""))
+def worst_state(reported: Mapping[str, Any] | None, by_severity: Sequence[str]) -> tuple[str | None, bool]:
+    """(the worst state of a router's processes, whether others are in another one); None: none is known."""
+    states = [name for name, processes in (reported or {}).get("states", {}).items() if processes]
+    return next((name for name in by_severity if name in states), None), len(states) > 1
 
 
 def _texts(events: Mapping[str, Any], rank: int) -> dict[str, tuple[str, str]]:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from django.db.models import F, Func, JSONField, Value
 from django.utils import timezone
+from msgspec import Meta
 
-from controlplane.models import Router, TaskGroup
+from controlplane.models import TaskGroup
 from routing.schema import wilson_interval
-from telemetry.services.figures.kv_streams import UNKNOWN, Advice, scrape_problem, unknown_states
+from telemetry.services.figures.kv_streams import (
+    UNKNOWN,
+    StateAdvice,
+    advice_on,
+    reported_by_routers,
+    scrape_problem,
+    worst_state,
+)
 
 BY_SEVERITY = ("stopped", "collecting", "shadow", "serving")
 TONES = {"serving": "good", "shadow": "", "collecting": "warn", "stopped": "bad"}
@@ -25,13 +32,13 @@ class RouterRow:
     """The cache at one router. None: not reported. Figures are of the caller with the lowest precision."""
 
     router: str
-    state: str  # of BY_SEVERITY, the worst of callers and of the router's processes; or UNKNOWN
-    is_partly: bool = False  # whether others of them are in another state
+    state: Annotated[str, Meta(description=f"{', '.join(BY_SEVERITY)} or unknown: the worst of callers and processes")]
+    is_partly: Annotated[bool, Meta(description="others of them are in another state")] = False
     recent_precision: float | None = None
-    lower_bound: float | None = None
+    lower_bound: Annotated[float | None, Meta(description="of the precision, 95 %")] = None
     window_checks: float | None = None
     entries: float | None = None
-    reason: str = ""  # why it is unknown
+    reason: Annotated[str, Meta(description="why it is unknown")] = ""
 
     @property
     def tone(self) -> str:
@@ -45,15 +52,8 @@ class PrecisionPoint:
     threshold: float
     checks: int
     wrong: int
-
-    @property
-    def precision(self) -> float:
-        return 1 - self.wrong / self.checks
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Its 95 % interval."""
-        return wilson_interval(self.checks - self.wrong, self.checks)
+    precision: float
+    interval: Annotated[tuple[float, ...], Meta(description="of the precision, 95 %: low, high")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class SemanticCacheFigures:
     """The cache at all routers. ``settings``: as configured (``routing.schema.SemanticCache``)."""
 
     settings: Mapping[str, Any]
-    rows: list[RouterRow]
+    routers: list[RouterRow]
     points: list[PrecisionPoint]  # ascending; only those with checks
-    advice: list[Advice]  # on the states of the rows, the worst first
+    advice: list[StateAdvice]  # on the states of the rows, the worst first
 
     @property
     def at_threshold(self) -> PrecisionPoint | None:
@@ -76,15 +76,11 @@ def semantic_cache_of(group: TaskGroup | None, pool: str) -> SemanticCacheFigure
     """A group's cache at each connected router; None if it has none. One query."""
     if group is None or group.semantic_cache is None:
         return None
-    path = F("scrape_state__semantic_caches"), Value(pool), Value(group.name)
-    cache = Func(*path, function="jsonb_extract_path", output_field=JSONField())
-    state = {name: F(f"scrape_state__{name}") for name in ("at", "ok_at", "failures", "reason")}
-    routers: list[Mapping[str, Any]] = list(
-        Router.objects.filter(lost_at=None).order_by("name").values("name", cache=cache, **state)
-    )
+    routers = reported_by_routers("semantic_caches", pool, group.name)
     rows = [_row(router) for router in routers]
-    points = precision_points(router["cache"] for router in routers if router["cache"])
-    return SemanticCacheFigures(group.semantic_cache, rows, points, list(_advice(rows, group.semantic_cache)))
+    points = precision_points(router["reported"] for router in routers if router["reported"])
+    advice = advice_on(rows, _texts(group.semantic_cache), BY_SEVERITY, TONES)
+    return SemanticCacheFigures(group.semantic_cache, rows, points, list(advice))
 
 
 def precision_points(caches: Iterable[Mapping[str, Any]]) -> list[PrecisionPoint]:
@@ -101,7 +97,8 @@ def precision_points(caches: Iterable[Mapping[str, Any]]) -> list[PrecisionPoint
     for similarity in sorted({similarity for similarity, _ in total}, key=float, reverse=True):
         checks += total[similarity, "right"] + total[similarity, "wrong"]
         wrong += total[similarity, "wrong"]
-        points.append(PrecisionPoint(float(similarity), checks, wrong))
+        interval = wilson_interval(checks - wrong, checks)
+        points.append(PrecisionPoint(float(similarity), checks, wrong, 1 - wrong / checks, interval))
     return points[::-1]
 
 
@@ -118,21 +115,12 @@ def _counts(checks: Mapping[str, Mapping[str, int]]) -> Counter[tuple[str, str]]
 
 def _row(router: Mapping[str, Any]) -> RouterRow:
     reason = scrape_problem(router, timezone.now())
-    cache = None if reason else router["cache"]
-    states = [name for name, processes in (cache or {}).get("states", {}).items() if processes]
-    state = next((name for name in BY_SEVERITY if name in states), None)
+    cache = None if reason else router["reported"]
+    state, is_partly = worst_state(cache, BY_SEVERITY)
     if cache is None or state is None:
         return RouterRow(router["name"], UNKNOWN, reason=reason or NOT_REPORTED)
     figures: dict[str, Any] = {name: cache.get(name) for name in FIGURES}
-    return RouterRow(router["name"], state, is_partly=len(states) > 1, **figures)
-
-
-def _advice(rows: Sequence[RouterRow], settings: Mapping[str, Any]) -> Iterator[Advice]:
-    yield from unknown_states(rows)
-    found, texts = {row.state for row in rows}, _texts(settings)
-    for state in BY_SEVERITY:
-        if state in found:
-            yield Advice(state, *texts[state], TONES.get(state, ""))
+    return RouterRow(router["name"], state, is_partly=is_partly, **figures)
 
 
 def _texts(settings: Mapping[str, Any]) -> dict[str, tuple[str, str]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Annotated
 
 from django.db.models import Max, Min, QuerySet, Sum
+from msgspec import Meta
 
 from controlplane.models import Pool, Replica, ReplicaState
 from telemetry.lab.breakdown import BIN, SUM_FIELDS, Breakdown, Sums, bin_start, breakdown_from
@@ -75,11 +77,14 @@ def curve_of(pool: Pool) -> CapacityCurve | None:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """Whether prefix routing is worth it for a pool, and how its working set fits the caches."""
+    """Whether prefix routing is worth it for a pool, by the traffic of all its task groups, and how caches fit it."""
 
     routing: Assessment
     caches: Assessment
-    figures: Caches
+    placements: Placements | None
+    working_set: WorkingSet | None
+    replicas: Annotated[int, Meta(description="caches: replicas, or their data-parallel ranks")]
+    replica_tokens: Annotated[int | None, Meta(description="cache size of each, on average")]
 
 
 def worth_of(pool: Pool, window: Window, curve: CapacityCurve | None) -> Worth:
@@ -97,7 +102,9 @@ def worth_of(pool: Pool, window: Window, curve: CapacityCurve | None) -> Worth:
             curve.replicas,
             curve.cache_tokens,
         )
-    return Worth(assess_routing(reachable_sums([pool.name], window), figures), assess_caches(figures), figures)
+    routing = assess_routing(reachable_sums([pool.name], window), figures)
+    caches = figures.placements, figures.working_set, figures.replicas, figures.replica_tokens
+    return Worth(routing, assess_caches(figures), *caches)
 
 
 _SUMS = {f"sum_{name}": Sum(name) for name in SUM_FIELDS} | {"ratio": Min("sample_ratio"), "any_reason": Max("reason")}

@@ -6,82 +6,72 @@ Both are converted to prefill time and money by the pool's measured prefill rate
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated
 
 from django.db.models import Max, Min
 from django.utils import timezone
+from msgspec import Meta
 
 from controlplane.models import Pool, Replica, ReplicaRole, ReplicaState, TaskGroup
 from telemetry.lab.breakdown import BIN, MIN_REQUESTS, Breakdown, bin_start
 from telemetry.lab.captured import EngineFit
-from telemetry.lab.costs import DAY_S, LearntRate, Prefill, PrefillRate, Price, Savings, prefill_of, savings_of
+from telemetry.lab.costs import DAY_S, LearntRate, Prefill, PrefillRate, Price, Savings, prefill_of
 from telemetry.metrics.rates import ratio
 from telemetry.metrics.windows import Window
 from telemetry.models import BreakdownBin, CapacityCurve
-from telemetry.services.lab.breakdowns import breakdown_of, breakdowns_by_group
+from telemetry.services.lab.breakdowns import breakdowns_by_group
 from telemetry.storage.dimension_sums import (
     CACHE_COUNTS,
-    counter_sums_by_replica,
     coverage,
+    engine_counter_sums,
     response_cache_sums,
     route_sums,
     total,
 )
 
-MIN_EXTRAPOLATED = timedelta(hours=20)  # of traffic; figures a day from less are an extrapolation
+MIN_EXTRAPOLATED_H = 20  # hours of traffic; figures a day from less are an extrapolation
 ALL_TRAFFIC = 0.95  # of the requests
 
 
 @dataclass(frozen=True, slots=True)
-class PoolSavings:
-    """Savings of a pool and of its task groups, and what they rest on."""
+class GroupSavings(Savings):
+    """Savings of a task group; "": requests without one."""
 
-    start: datetime  # of the traffic
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSavings(Savings):
+    """Savings of a pool and of its task groups; ``start`` to ``end`` is the traffic that they rest on."""
+
+    start: datetime
     end: datetime
-    measured_s: float  # seconds of traffic between them, without outages
-    pool: Savings
-    breakdown: Breakdown
-    groups: list[tuple[str, Savings]]  # "": requests without a task group
-    rate: PrefillRate
-    price: Price | None
-    traffic_ratio: float | None  # replayed requests / all requests of the routers; None: not scraped
-    replicas: int  # that serve now
+    measured_hours: Annotated[
+        float, Meta(description="of traffic without outages, from which figures a day are extrapolated")
+    ]
+    replica_hours_per_day: Annotated[float, Meta(description="of all replicas that serve now")]
+    traffic_ratio: Annotated[float | None, Meta(description="replayed requests / all requests")]
+    currency: str | None
+    replica_day_price: float | None
+    groups: list[GroupSavings]
     notes: list[str]
 
     @property
-    def replica_day_s(self) -> float:
-        """Seconds that all replicas together have in a day: what the saved seconds compare with."""
-        return self.replicas * DAY_S
+    def measured_s(self) -> float:
+        return 3600 * self.measured_hours
 
     @property
     def is_extrapolated(self) -> bool:
         """Whether the figures are of much less than a day."""
-        return self.measured_s < MIN_EXTRAPOLATED.total_seconds()
-
-    def as_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "start": self.start,
-            "end": self.end,
-            "measured_hours": self.measured_s / 3600,
-            "replica_hours_per_day": self.replica_day_s / 3600,
-            "traffic_ratio": self.traffic_ratio,
-            "currency": self.price.currency if self.price else None,
-            "replica_day_price": self.price.replica_day if self.price else None,
-            **asdict(self.pool),
-            "groups": [{"group": name, **asdict(savings)} for name, savings in self.groups],
-            "notes": self.notes,
-        }
+        return self.measured_hours < MIN_EXTRAPOLATED_H
 
 
-def savings_in(pool: Pool, window: Window, rate: PrefillRate) -> PoolSavings | None:
-    """Savings of a window; None without replayed requests. Eight queries."""
-    breakdown = breakdown_of(pool, window)
-    span = BreakdownBin.objects.filter(pool=pool, at__gte=bin_start(window.start), at__lt=window.end).aggregate(
-        first=Min("at"), last=Max("at")
-    )
+def savings_in(pool: Pool, window: Window, breakdown: Breakdown | None, rate: PrefillRate) -> PoolSavings | None:
+    """Savings of a window with its breakdown; None without replayed requests. Seven queries."""
+    bins = BreakdownBin.objects.filter(pool=pool, at__gte=bin_start(window.start), at__lt=window.end)
+    span = bins.aggregate(first=Min("at"), last=Max("at"))
     if breakdown is None or span["first"] is None:
         return None
     start = max(span["first"], pool.created_at)  # of whole bins, but for one that is being filled
@@ -92,21 +82,24 @@ def savings_in(pool: Pool, window: Window, rate: PrefillRate) -> PoolSavings | N
     price = Price.of(pool.costs)
     counted = total(route_sums([pool.name], measured, ("requests",), whole=True), "requests")
     ratio = min(1.0, breakdown.requests / counted) if counted else None
-    return PoolSavings(
-        start,
-        end,
-        measured_s,
-        savings_of(breakdown, measured_s, rate.tokens_per_s, price),
+    serving = Replica.objects.filter(pool=pool).exclude(state=ReplicaState.DISABLED).exclude(role=ReplicaRole.DECODE)
+    return PoolSavings.of(
         breakdown,
-        [
-            (row.group, savings_of(row.breakdown, measured_s, rate.tokens_per_s, price))
+        measured_s,
+        rate.tokens_per_s,
+        price,
+        start=start,
+        end=end,
+        measured_hours=measured_s / 3600,
+        replica_hours_per_day=serving.count() * DAY_S / 3600,
+        traffic_ratio=ratio,
+        currency=price.currency if price else None,
+        replica_day_price=price.replica_day if price else None,
+        groups=[
+            GroupSavings.of(row.breakdown, measured_s, rate.tokens_per_s, price, group=row.group)
             for row in breakdowns_by_group(pool, window)
         ],
-        rate,
-        price,
-        ratio,
-        Replica.objects.filter(pool=pool).exclude(state=ReplicaState.DISABLED).exclude(role=ReplicaRole.DECODE).count(),
-        _notes(breakdown, ratio, rate, price),
+        notes=_notes(breakdown, ratio, rate, price),
     )
 
 
@@ -140,26 +133,21 @@ class ResponseCacheFigures:
     Hits are no requests of engines: hit rates, TTFT and utilization do not contain them.
     """
 
-    hits: int | None  # requests answered from the cache
-    misses: int | None  # cacheable requests that were sent to a replica
-    bypassed: int | None  # requests of the same task groups that may not use the cache
-    prompt_tokens: int | None  # of the responses from the cache
-    generated_tokens: int | None
-    # Prefill of those prompt tokens, without what prefix caches would have saved of it: at most this. Generation, which
-    # is saved too, has no measured rate.
-    prefill: Prefill
+    hits: Annotated[int | None, Meta(description="requests answered without a replica")]
+    misses: Annotated[int | None, Meta(description="cacheable requests that a replica answered")]
+    bypassed: Annotated[int | None, Meta(description="requests of the same task groups that are not cacheable")]
+    prompt_tokens: Annotated[int | None, Meta(description="of the hits")]
+    generated_tokens: Annotated[int | None, Meta(description="of the hits")]
+    # Without what prefix caches would have saved of it. Generation, which is saved too, has no measured rate.
+    prefill: Annotated[Prefill, Meta(description="of those prompt tokens: at most this was saved in the window")]
     currency: str | None
     notes: tuple[str, ...]
+    hit_ratio: Annotated[float | None, Meta(description="hits / (hits + misses)")] = None
 
     @property
     def cacheable(self) -> int | None:
         """Requests that the cache might have answered."""
         return None if self.hits is None or self.misses is None else self.hits + self.misses
-
-    @property
-    def hit_ratio(self) -> float | None:
-        """Share of the cacheable requests that the cache answered."""
-        return ratio(self.hits, self.cacheable)
 
 
 def has_response_cache(pools: Sequence[Pool] | None) -> bool:
@@ -195,7 +183,8 @@ def response_cache_figures(
     hits, misses, bypassed = (total(rows, name) or 0 for name in CACHE_COUNTS[:3])
     prompt, generated = ((total(rows, name) if rows else 0) for name in CACHE_COUNTS[3:])
     prefill = Prefill(prompt, all_known(part.replica_seconds for part in parts), money)
-    return ResponseCacheFigures(hits, misses, bypassed, prompt, generated, prefill, currency, tuple(notes))
+    share = ratio(hits, hits + misses)
+    return ResponseCacheFigures(hits, misses, bypassed, prompt, generated, prefill, currency, tuple(notes), share)
 
 
 def all_known(values: Iterable[float | None]) -> float | None:
@@ -226,7 +215,7 @@ def _learnt(curve: CapacityCurve | None) -> PrefillRate:
             f"The prefill rate is unknown: {count} responses with cached tokens in the last hour. Stream responses, "
             "and start vLLM with --enable-prompt-tokens-details.",
         )
-    return PrefillRate(
+    return PrefillRate.of_fits(
         curve.prefill_rate,
         f"Learnt from {curve.prefill_fits:,} fit{'s' * (curve.prefill_fits != 1)} of an hour each until "
         f"{curve.at:%d %b %H:%M} UTC, the last one of "
@@ -256,7 +245,7 @@ def engines_prefill_rate(pool: Pool, window: Window) -> float | None:
     Prompts that are computed at the same time count the same seconds, so a busy engine computes more than this.
     """
     serving = Replica.objects.filter(pool=pool).exclude(role=ReplicaRole.DECODE).values_list("pk", flat=True)
-    rows = counter_sums_by_replica(list(serving), window, ("computed_prompt_tokens", "prefill_ms"))
-    known = [row.totals.values for row in rows if None not in row.totals.values.values()]
+    rows = engine_counter_sums(list(serving), window, ("computed_prompt_tokens", "prefill_ms"), by="replica")
+    known = [row.counts for row in rows if None not in row.counts.values()]
     tokens, prefill_ms = (sum(row[name] or 0 for row in known) for name in ("computed_prompt_tokens", "prefill_ms"))
     return ratio(1000 * tokens, prefill_ms)

@@ -13,13 +13,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated
 
 from django.conf import settings
+from msgspec import Meta
 
 from controlplane.models import Pool, Replica, ReplicaRole, ReplicaState, Router
 from telemetry.lab.predictions import Verdict
-from telemetry.lab.scaling import Caching, Demand, Recommendation, SizeFigures, recommend
+from telemetry.lab.scaling import Caching, Demand, Limit, SizeFigures, recommend
 from telemetry.metrics.rates import sum_known
 from telemetry.metrics.windows import PointState, Window
 from telemetry.models import CapacityCurve
@@ -37,34 +38,18 @@ class PoolScaling:
     """Scaling signals of a pool; None: unknown, and ``reason`` says why there is no recommendation."""
 
     pool: str
-    replicas: int  # active ones that serve
-    saturation_ratio: float | None  # 0 to 1: the higher of prefill and KV cache
-    prefill_ratio: float | None  # of the replicas' prefill rate
-    kv_usage_ratio: float | None  # mean over the replicas
-    waiting_s: float | None
-    peak_ratio: float | None  # saturation in the busiest minute of the last hour, above 1 if the replicas fell behind
-    recommendation: Recommendation | None
+    replicas: Annotated[int, Meta(description="active ones that were scraped lately")]
+    saturation_ratio: Annotated[float | None, Meta(description="0 to 1: the higher of the next two")]
+    prefill_ratio: Annotated[float | None, Meta(description="offered work / prefill rate, of all routers")]
+    kv_usage_ratio: Annotated[float | None, Meta(description="mean over the replicas")]
+    waiting_work_s: Annotated[float | None, Meta(description="time that the waiting tokens need")]
+    peak_saturation_ratio: Annotated[
+        float | None,
+        Meta(description="in the busiest minute of the last hour; above 1: more than the replicas can prefill"),
+    ]
+    recommended_replicas: int | None
+    limited_by: Annotated[Limit | None, Meta(description="what decides the recommendation")]
     reason: str
-
-    @property
-    def recommended_replicas(self) -> int | None:
-        """The recommended number of replicas."""
-        return self.recommendation.replicas if self.recommendation else None
-
-    def as_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "pool": self.pool,
-            "replicas": self.replicas,
-            "saturation_ratio": self.saturation_ratio,
-            "prefill_ratio": self.prefill_ratio,
-            "kv_usage_ratio": self.kv_usage_ratio,
-            "waiting_work_s": self.waiting_s,
-            "peak_saturation_ratio": self.peak_ratio,
-            "recommended_replicas": self.recommended_replicas,
-            "limited_by": self.recommendation.limit if self.recommendation else None,
-            "reason": self.reason,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +124,8 @@ def _scaling(
         kv_usage,
         routed.waiting_s,
         None if demand.prefill_ratio is None else max(peaks),
-        found,
+        found.replicas if found else None,
+        found.limit if found else None,
         found.reason if found else problem,
     )
 
@@ -249,13 +235,13 @@ def _curves(members: Mapping[Pool, Sequence[Replica]], now: datetime) -> dict[in
 
 def _sizes(pool: Pool, now: datetime) -> dict[int, SizeFigures]:
     """Figures by number of replicas of a calibrated sweep that is not too old; {} without one. Two queries."""
-    found = newest_sweep(pool)
-    if found is None or found.sweep is None or not found.sweep.is_calibrated or found.what_if.end < now - MAX_SWEEP_AGE:
+    sweep = newest_sweep(pool)
+    if sweep is None or not sweep.is_calibrated or sweep.end < now - MAX_SWEEP_AGE:
         return {}
     return {
         point.replicas: SizeFigures(
             point.figures["hit_rate"], point.figures["prefill_gpu_s"], is_overloaded=point.verdict == Verdict.OVERLOAD
         )
-        for point in found.sweep.by_replicas
+        for point in sweep.by_replicas
         if point.figures and point.figures["hit_rate"] is not None and point.figures["prefill_gpu_s"] is not None
     }

@@ -3,151 +3,157 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 from django.contrib.auth.models import User
 from django.db.models import Sum
+from msgspec import Meta
 
 from controlplane.errors import ConflictError
-from controlplane.kv_cache import KvBytes
 from controlplane.models import Pool, ReplicaState, TaskGroup
-from telemetry.lab.breakdown import BIN
+from telemetry.lab.breakdown import BIN, Breakdown
 from telemetry.lab.chains import Integers
-from telemetry.lab.costs import Prefill, PrefillRate, Price, prefill_of
+from telemetry.lab.costs import PrefillRate, Price
 from telemetry.lab.request_repeats import DigestedRequests, Repeats, repeats_of, served_with
-from telemetry.lab.shared_cache import CacheTier
-from telemetry.lab.sweeps import Sweep, is_sweep, read_sweep, summaries, sweep_candidates
-from telemetry.lab.worth import NORMAL_95
+from telemetry.lab.shared_cache import CacheTier, Gaps, Situation, TierAdvice, advise
+from telemetry.lab.sweeps import Sweep, is_sweep, sweep_candidates, with_curves
 from telemetry.metrics.windows import Window
 from telemetry.models import BreakdownBin, WhatIf, WhatIfState
-from telemetry.services.lab.breakdowns import curve_of
+from telemetry.services.lab.breakdowns import breakdown_of, curve_of
 from telemetry.services.lab.costs import ALL_TRAFFIC, PoolSavings, prefill_rate_of, savings_in
 from telemetry.services.lab.replays import capacities_of
-from telemetry.services.lab.shared_cache import SharedCache, shared_cache_of
 from telemetry.services.lab.what_ifs import MAX_REPLICAS, create_what_if
 from telemetry.storage.decisions import digest_coverage, digested_between
 from telemetry.storage.dimension_sums import route_sums, total
 
-TTLS = {300: "5 min", 3600: "1 h", 86_400: "24 h"}  # seconds, of response caches that do not exist yet
+TTLS_S = (300, 3600, 86_400)  # of response caches that do not exist yet
 MAX_EXAMINED = 2_000_000  # decisions: reading a million takes 1.3 s
 MIN_TTL_COVERAGE = 0.95  # part of a time to live for which there is traffic
 
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """Figures of a pool's capacity and cost; None: unknown."""
+    """Figures of a pool's capacity and cost from ``start`` to ``end``; None: unknown."""
 
-    kv_bytes: KvBytes | None
-    rate: PrefillRate
-    savings: PoolSavings | None
-    sweep: PoolSweep | None
+    pool: str
+    start: datetime
+    end: datetime
+    kv_bytes_per_token: int | None
+    kv_notes: tuple[str, ...]
+    prefill_rate: PrefillRate
+    savings: Annotated[PoolSavings | None, Meta(description="null without replayed requests")]
+    sweep: Annotated[Sweep | None, Meta(description="the newest capacity sweep; null until one was requested")]
     shared_cache: SharedCache
-    response_cache: ResponseCacheEstimate | None
-
-    def as_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "kv_bytes_per_token": self.kv_bytes.bytes_per_token if self.kv_bytes else None,
-            "kv_notes": list(self.kv_bytes.notes) if self.kv_bytes else [],
-            "prefill_rate": self.rate.as_json(),
-            "savings": self.savings and self.savings.as_json(),
-            "sweep": self.sweep and _sweep_as_json(self.sweep),
-            "shared_cache": self.shared_cache.as_json(),
-            "response_cache": self.response_cache and self.response_cache.as_json(),
-        }
+    response_cache: Annotated[ResponseCacheEstimate | None, Meta(description="null: no captured request was examined")]
 
 
 def sizing_of(pool: Pool, window: Window, tiers: Sequence[CacheTier]) -> Sizing:
     """Sizing of a pool. A fixed number of queries."""
-    rate = prefill_rate_of(pool)
-    savings = savings_in(pool, window, rate)
+    rate, breakdown, kv_bytes = prefill_rate_of(pool), breakdown_of(pool, window), pool.kv_bytes
+    savings = savings_in(pool, window, breakdown, rate)
     return Sizing(
-        pool.kv_bytes,
+        pool.name,
+        window.start,
+        window.end,
+        kv_bytes.bytes_per_token if kv_bytes else None,
+        tuple(kv_bytes.notes) if kv_bytes else (),
         rate,
         savings,
         newest_sweep(pool),
-        shared_cache_of(pool, savings, rate, curve_of(pool), tiers),
+        _shared_cache(pool, breakdown, savings, rate, tiers),
         estimate_response_cache(pool, window, rate),
     )
 
 
-def _sweep_as_json(found: PoolSweep) -> dict[str, Any]:
-    sweep = found.sweep
-    return {
-        "what_if": found.what_if.pk,
-        "state": found.what_if.state,
-        "is_calibrated": sweep.is_calibrated if sweep else None,
-        "problems": sweep.problems if sweep else [],
-        "requests": found.counted_requests,
-        "by_replicas": [asdict(point) for point in sweep.by_replicas] if sweep else [],
-        "by_cache": [asdict(point) for point in sweep.by_cache] if sweep else [],
-        "summaries": found.summaries,
-    }
+# --- a shared or offloaded cache --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCache:
+    """The baseline without a tier, and the advice on each tier. Ratios are of the prompt tokens; None: unknown."""
+
+    delivered_ratio: float | None
+    reachable_ratio: float | None
+    lost_ratio: Annotated[float | None, Meta(description="to capacity and fragmentation: what a tier can add")]
+    placement_ratio: Annotated[
+        float | None, Meta(description="lost to spreading and placement: what a policy can add without a tier")
+    ]
+    requests: Annotated[int | None, Meta(description="whose lost prefixes were measured")]
+    tiers: list[TierAdvice]
+    notes: list[str]
+
+
+def _shared_cache(
+    pool: Pool,
+    breakdown: Breakdown | None,
+    savings: PoolSavings | None,
+    rate: PrefillRate,
+    tiers: Sequence[CacheTier],
+) -> SharedCache:
+    """Advice from a breakdown and the pool's curve. One query."""
+    curve = curve_of(pool)
+    gaps = Gaps.read(curve.gaps) if curve is not None and curve.gaps is not None else None
+    delivered, reachable, lost, placement = (
+        (
+            breakdown.ratio(breakdown.delivered),
+            breakdown.ratio(breakdown.reachable),
+            _lost_ratio(breakdown, breakdown.reachable, breakdown.split),
+            _lost_ratio(breakdown, breakdown.split, breakdown.predicted),
+        )
+        if breakdown
+        else (None, None, None, None)
+    )
+    situation = Situation(
+        kv_bytes=pool.kv_bytes_per_token,
+        prefill_rate=rate.tokens_per_s,
+        gaps=gaps,
+        lost_tokens=None if lost is None or savings is None else lost * savings.prompt_tokens_per_day,
+        computed_tokens=savings.computed_per_day.tokens if savings else None,
+        price=Price.of(pool.costs),
+    )
+    notes = []
+    if gaps is not None and gaps.error_tokens:
+        notes.append(
+            "Only a part of the block hashes was captured, so the length of a lost prefix is known to about "
+            f"{2 * gaps.error_tokens:,.0f} tokens only."
+        )
+    advice = [advise(tier, situation) for tier in tiers]
+    return SharedCache(delivered, reachable, lost, placement, gaps.requests if gaps else None, advice, notes)
+
+
+def _lost_ratio(breakdown: Breakdown, above: float | None, below: float | None) -> float | None:
+    """Share lost between two terms of the breakdown; None if one is unknown."""
+    return None if above is None or below is None else breakdown.ratio(max(0.0, above - below))
 
 
 # --- response caches that do not exist yet ----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class CacheEffect:
-    """What an exact cache with one time to live would have answered in the window."""
-
-    ttl_s: int
-    repeats: Repeats
-    prefill: Prefill  # of the prompt tokens that the engines' prefix caches did not have
-
-    @property
-    def ttl(self) -> str:
-        """The time to live for people."""
-        return TTLS[self.ttl_s]
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """95 % interval of the share of repeats, from sampling; None: all were counted, or too few to tell."""
-        ratio, error = self.repeats.ratio, self.repeats.standard_error
-        if ratio is None or not error:
-            return None
-        return max(0.0, ratio - NORMAL_95 * error), min(1.0, ratio + NORMAL_95 * error)
-
-    def as_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {"ttl_s": self.ttl_s, **self.repeats.as_json(), "prefill": asdict(self.prefill)}
-
-
-@dataclass(frozen=True, slots=True)
 class CacheEstimate:
-    """Of one task group ("": requests of none), or of all that have no response cache."""
+    """A task group ("": requests of none), or all without a response cache."""
 
     group: str
     requests: int
-    cacheable: float | None  # requests; None: it has a response cache, whose hits are in no decision
-    effects: list[CacheEffect]
-
-    def as_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "group": self.group,
-            "requests": self.requests,
-            "has_response_cache": self.cacheable is None,
-            "cacheable_requests": self.cacheable,
-            "effects": [effect.as_json() for effect in self.effects],
-        }
+    has_response_cache: Annotated[bool, Meta(description="no estimate, because its hits are in no decision")]
+    cacheable_requests: float | None
+    effects: Annotated[list[Repeats], Meta(description="by time to live, at most the length of the traffic")]
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseCacheEstimate:
     """What exact response caches would have answered in a window. Figures are of the window, not of a day."""
 
-    start: datetime  # of the captured traffic
+    start: Annotated[datetime, Meta(description="of the captured traffic")]
     end: datetime
-    total: CacheEstimate
+    total: Annotated[CacheEstimate, Meta(description="all task groups without a response cache")]
     groups: list[CacheEstimate]
-    sample_ratio: float  # part of the prompts whose requests have digests
-    traffic_ratio: float | None  # captured requests / all requests of the routers; None: not scraped
-    price: Price | None
+    sample_ratio: Annotated[float, Meta(description="part of the prompts whose requests have digests")]
+    traffic_ratio: Annotated[float | None, Meta(description="captured requests / all requests; null: not scraped")]
+    currency: str | None
     notes: list[str]
 
     @property
@@ -155,19 +161,6 @@ class ResponseCacheEstimate:
         """The task groups by name, and their total."""
         rows = [(row.group or "no group", row) for row in self.groups]
         return [*rows, ("all without a response cache", self.total)] if len(rows) > 1 else rows
-
-    def as_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "start": self.start,
-            "end": self.end,
-            "sample_ratio": self.sample_ratio,
-            "traffic_ratio": self.traffic_ratio,
-            "currency": self.price.currency if self.price else None,
-            "total": self.total.as_json(),
-            "groups": [group.as_json() for group in self.groups],
-            "notes": self.notes,
-        }
 
 
 def estimate_response_cache(pool: Pool, window: Window, rate: PrefillRate) -> ResponseCacheEstimate | None:
@@ -192,7 +185,7 @@ def estimate_response_cache(pool: Pool, window: Window, rate: PrefillRate) -> Re
         [effects.group(*item, has_cache=item[0] in with_cache) for item in sorted(coverage.requests.items())],
         requests.sample_ratio,
         traffic_ratio,
-        price,
+        price.currency if price else None,
         _notes(traffic_ratio, span_s, rate, price, is_shortened=window is not whole),
     )
 
@@ -214,12 +207,12 @@ class _Effects:
     def __init__(self, requests: DigestedRequests, span_s: float, rate: float | None, price: Price | None) -> None:
         self._requests = requests
         self._rate, self._price = rate, price
-        self._served = {ttl_s: served_with(requests, ttl_s) for ttl_s in TTLS if MIN_TTL_COVERAGE * ttl_s <= span_s}
+        self._served = [served_with(requests, ttl_s) for ttl_s in TTLS_S if MIN_TTL_COVERAGE * ttl_s <= span_s]
 
     def group(self, name: str, requests: int, *, has_cache: bool) -> CacheEstimate:
         """Those of a task group; without effects if it has a response cache already."""
         if has_cache:
-            return CacheEstimate(name, requests, None, [])
+            return CacheEstimate(name, requests, has_response_cache=True, cacheable_requests=None, effects=[])
         return self._estimate(name, requests, self._requests.groups.rows(name))
 
     def total(self, requests: dict[str, int]) -> CacheEstimate:
@@ -230,11 +223,9 @@ class _Effects:
         )
 
     def _estimate(self, name: str, requests: int, rows: Integers) -> CacheEstimate:
-        effects = []
-        for ttl_s, served in self._served.items():
-            repeats = repeats_of(self._requests, served, rows)
-            effects.append(CacheEffect(ttl_s, repeats, prefill_of(repeats.uncached_tokens, self._rate, self._price)))
-        return CacheEstimate(name, requests, len(rows) / self._requests.sample_ratio, effects)
+        effects = [repeats_of(self._requests, served, rows, self._rate, self._price) for served in self._served]
+        cacheable = len(rows) / self._requests.sample_ratio
+        return CacheEstimate(name, requests, has_response_cache=False, cacheable_requests=cacheable, effects=effects)
 
 
 def _notes(
@@ -243,7 +234,7 @@ def _notes(
     notes = []
     if is_shortened:
         notes.append(f"Only about the newest {MAX_EXAMINED:,} requests of the range were examined.")
-    if span_s < MIN_TTL_COVERAGE * min(TTLS):
+    if span_s < MIN_TTL_COVERAGE * min(TTLS_S):
         notes.append("There are less than five minutes of traffic, too few for the shortest time to live.")
     if traffic_ratio is not None and traffic_ratio < ALL_TRAFFIC:
         notes.append(f"Only {100 * traffic_ratio:.0f} % of the requests were captured; their repeats may be missing.")
@@ -255,25 +246,6 @@ def _notes(
 
 
 SEARCHED = 30  # newest what-ifs
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSweep:
-    """The newest sweep of a pool. ``sweep`` is None until it is done."""
-
-    what_if: WhatIf
-    sweep: Sweep | None
-    currency: str
-
-    @property
-    def summaries(self) -> list[str]:
-        """What one replica fewer and one more would bring; [] without calibration."""
-        return summaries(self.sweep, self.currency) if self.sweep else []
-
-    @property
-    def counted_requests(self) -> int | None:
-        """Requests that the figures rest on."""
-        return self.what_if.result["counted_requests"] if self.what_if.result else None
 
 
 def create_sweep(
@@ -290,26 +262,19 @@ def create_sweep(
     )
 
 
-def newest_sweep(pool: Pool) -> PoolSweep | None:
+def newest_sweep(pool: Pool) -> Sweep | None:
     """The newest finished sweep, else the newest open or failed one. Two queries."""
     rows = WhatIf.objects.filter(pool=pool).exclude(state=WhatIfState.CANCELLED)
     listed = [row for row in rows.defer("result")[:SEARCHED] if is_sweep(row.candidates)]
     if not listed:
         return None
     what_if = next((row for row in listed if row.state == WhatIfState.DONE), listed[0])
-    price = Price.of(pool.costs)
-    sweep = None
-    if what_if.result is not None:
-        sweep = read_sweep(what_if.candidates, what_if.result, _counted_s(what_if.result), price)
-    return PoolSweep(what_if, sweep, price.currency if price else "")
+    sweep = Sweep(what_if.pk, what_if.state, what_if.reason, what_if.end)
+    result = what_if.result
+    return sweep if result is None else with_curves(sweep, what_if.candidates, result, Price.of(pool.costs))
 
 
 def open_sweep(pool: Pool) -> WhatIf | None:
     """A sweep that is queued or running. One query."""
     rows = WhatIf.objects.filter(pool=pool, state__in=(WhatIfState.QUEUED, WhatIfState.RUNNING)).defer("result")
     return next((row for row in rows if is_sweep(row.candidates)), None)
-
-
-def _counted_s(result: dict[str, Any]) -> float:
-    start, end = (datetime.fromisoformat(result[name]) for name in ("counted_from", "to"))
-    return (end - start).total_seconds()

@@ -174,7 +174,7 @@ def capacity_figure(request: HttpRequest, pool_name: str, slug: str) -> HttpResp
     """The chart of the newest sweep: ``replicas`` or ``cache``."""
     pool = get_object_or_404(viewable(request, Pool.objects.all()), name=pool_name)
     found = newest_sweep(pool)
-    points = {} if found is None or found.sweep is None else found.sweep.curves
+    points = {} if found is None else found.curves
     if not points.get(slug):
         raise Http404("There is no data for this chart.")
     return JsonResponse(sweep_figure(points[slug], slug))

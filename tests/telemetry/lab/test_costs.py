@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from telemetry.lab.breakdown import Breakdown
-from telemetry.lab.costs import Prefill, Price, prefill_of, savings_of
+from telemetry.lab.costs import Prefill, Price, Savings, prefill_of
 
 PRICE = Price(gpu_hour=3.6, gpus_per_replica=2, currency="USD")  # 0.002 a second, 172.80 a day
 BREAKDOWN = Breakdown(
@@ -29,7 +29,7 @@ def test_a_replica_costs_its_gpus():
 
 
 def test_an_hour_is_extrapolated_to_a_day():
-    savings = savings_of(BREAKDOWN, 3600, 1000, PRICE)
+    savings = Savings.of(BREAKDOWN, 3600, 1000, PRICE)
 
     assert savings.requests == 1000
     assert savings.prompt_tokens_per_day == pytest.approx(24_000_000)
@@ -49,7 +49,7 @@ def test_an_hour_is_extrapolated_to_a_day():
     ],
 )
 def test_what_is_unknown_stays_unknown(breakdown, rate, price, saved, missed):
-    savings = savings_of(breakdown, 86_400, rate, price)
+    savings = Savings.of(breakdown, 86_400, rate, price)
     assert (savings.saved_per_day, savings.missed_per_day) == (saved, missed)
 
 

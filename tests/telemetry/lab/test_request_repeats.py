@@ -28,7 +28,7 @@ def digested(rows: list[tuple[int, float, float]], sample_ratio: float = 1.0, gr
     )
 
 
-def found(requests: DigestedRequests, ttl_s: float) -> str:
+def found(requests: DigestedRequests, ttl_s: int) -> str:
     """What becomes of each request: s(ent), h(it) or f(ollower)."""
     served = served_with(requests, ttl_s)
     return "".join(
@@ -74,8 +74,8 @@ def test_tokens_are_those_of_the_repeats_alone():
     requests = digested([(1, 0, 1), (1, 5, 1), (2, 6, 1), (1, 7, 1)])
     repeats = repeats_of(requests, served_with(requests, 60), np.arange(4))
 
-    assert (repeats.cacheable, repeats.hits, repeats.followers, repeats.ratio) == (4, 2, 0, 0.5)
-    assert (repeats.prompt_tokens, repeats.uncached_tokens, repeats.generated_tokens) == (200, 120, 14)
+    assert (repeats.cacheable_requests, repeats.hits, repeats.followers, repeats.repeat_ratio) == (4, 2, 0, 0.5)
+    assert (repeats.prompt_tokens, repeats.uncached_prompt_tokens, repeats.generated_tokens) == (200, 120, 14)
     assert repeats.standard_error == 0
 
 
@@ -86,8 +86,8 @@ def test_unknown_tokens_are_none_and_partly_known_ones_are_extended():
     repeats = repeats_of(requests, served_with(requests, 60), np.arange(3))
 
     assert repeats.generated_tokens is None
-    assert repeats.uncached_tokens == 120
-    assert repeats_of(requests, served_with(requests, 60), np.arange(0)).ratio is None
+    assert repeats.uncached_prompt_tokens == 120
+    assert repeats_of(requests, served_with(requests, 60), np.arange(0)).repeat_ratio is None
 
 
 @pytest.mark.parametrize(("skew", "covered"), [(1.0, 55), (1.6, 50), (2.0, 46)])  # most frequent: 0.25, 2.4 and 5 %
@@ -97,12 +97,12 @@ def test_a_sample_of_the_prompts_estimates_the_repeats_of_all(skew, covered):
         random = Random(seed)
         rows = [(int(400 * random.random() ** skew), float(second), 0.5) for second in range(4000)]
         everything = digested(rows)
-        share = repeats_of(everything, served_with(everything, 300), np.arange(len(rows))).ratio
+        share = repeats_of(everything, served_with(everything, 300), np.arange(len(rows))).repeat_ratio
         chosen = {digest for digest in range(400) if random.random() < 0.25}
         part = digested([row for row in rows if row[0] in chosen], 0.25)
         estimate = repeats_of(part, served_with(part, 300), np.arange(len(part)))
-        errors.append(estimate.ratio - share)
-        inside += abs(estimate.ratio - share) <= 1.96 * estimate.standard_error
+        errors.append(estimate.repeat_ratio - share)
+        inside += abs(estimate.repeat_ratio - share) <= 1.96 * estimate.standard_error
 
     assert abs(np.mean(errors)) < 0.02
     assert inside >= covered

@@ -14,7 +14,6 @@ from telemetry.lab.shared_cache import (
     Situation,
     advise,
     break_even_tokens,
-    describe,
     tier_parameters,
     tiers_of,
 )
@@ -112,7 +111,7 @@ def test_only_long_gaps_count_and_each_pays_the_latency():
 def test_the_advice_says_whether_the_saving_is_large_enough_in_every_case(change, tier, advice):
     found = advise(tier, replace(SITUATION, **change))
     assert found.advice == advice
-    assert (advice == Advice.UNCERTAIN) == ("That changes with" in describe(found))
+    assert (advice == Advice.UNCERTAIN) == ("That changes with" in found.summary)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +130,7 @@ def test_a_missing_input_is_named_and_gives_no_advice(field, text):
     (need,) = found.needs
     assert need.startswith("needs: ")
     assert text in need
-    assert describe(found) == "CPU memory: unknown."
+    assert found.summary == "CPU memory: unknown."
 
 
 def test_too_few_requests_are_a_missing_input():
@@ -143,7 +142,7 @@ def test_too_few_requests_are_a_missing_input():
 def test_a_tier_that_is_slower_for_each_token_never_wins():
     found = advise(CPU, replace(SITUATION, prefill_rate=200_000))
     assert (found.never_wins, found.break_even_tokens) == (True, None)
-    assert "at any length" in describe(found)
+    assert "at any length" in found.summary
 
 
 def test_lengths_from_a_sample_of_blocks_are_two_more_cases():

@@ -1,9 +1,11 @@
 """Candidates of a capacity sweep, and the curves read back from its result."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 from telemetry.lab.costs import Price
-from telemetry.lab.sweeps import is_sweep, read_sweep, summaries, sweep_candidates
+from telemetry.lab.sweeps import Sweep, is_sweep, sweep_candidates, with_curves
 
 PRICE = Price(2.5, 4, "USD")  # 240 a day for each replica
 
@@ -74,11 +76,18 @@ RESULT = {
         row(4, 2000, 0.6, WORSE, "worse"),
     ],
     "calibration": {"is_calibrated": True, "problems": []},
+    "counted_from": "2026-01-01T00:00:00+00:00",
+    "to": "2026-01-01T00:01:40+00:00",
+    "counted_requests": 1000,
 }
 
 
+def read_sweep(result=RESULT, price=PRICE) -> Sweep:
+    return with_curves(Sweep(1, "done", "", datetime(2026, 1, 1, tzinfo=UTC)), CANDIDATES, result, price)
+
+
 def test_curves_ascend_and_contain_the_present_size():
-    sweep = read_sweep(CANDIDATES, RESULT, 100, PRICE)
+    sweep = read_sweep()
     assert [point.replicas for point in sweep.by_replicas] == [3, 4, 5]
     assert [point.is_current for point in sweep.by_replicas] == [False, True, False]
     assert [point.cache_tokens for point in sweep.by_cache] == [1000, 2000]
@@ -88,25 +97,25 @@ def test_curves_ascend_and_contain_the_present_size():
 
 
 def test_sentences_state_money_for_one_replica_fewer_and_the_reason_of_a_failed_candidate():
-    texts = summaries(read_sweep(CANDIDATES, RESULT, 100, PRICE), "USD")
+    texts = read_sweep().summaries
     assert texts == [
         "One replica fewer: hit rate -8 to -4 points, TTFT p50 +10 to +30 % (worse). It would save 240.00 USD a day.",
         "One replica more: No room.",
     ]
-    unpriced = read_sweep(CANDIDATES, RESULT, 100, None)
-    assert "save" not in summaries(unpriced)[0]
+    unpriced = read_sweep(price=None)
+    assert "save" not in unpriced.summaries[0]
     assert unpriced.current.money_per_day is None
 
 
 def test_a_size_that_overloads_replicas_is_no_saving():
     active, more, _, cache = RESULT["candidates"]
     result = {**RESULT, "candidates": [active, more, row(3, 1000, 0.6, WORSE, "overload"), cache]}
-    fewer, _ = summaries(read_sweep(CANDIDATES, result, 100, PRICE), "USD")
+    fewer, _ = read_sweep(result).summaries
     assert fewer.endswith("TTFT p50 +10 to +30 % (overload: queues grow until the end).")
 
 
 def test_without_calibration_there_is_no_advice():
     result = {**RESULT, "calibration": {"is_calibrated": False, "problems": ["Too few."]}}
-    sweep = read_sweep(CANDIDATES, result, 100, PRICE)
-    assert summaries(sweep) == []
+    sweep = read_sweep(result)
+    assert sweep.summaries == []
     assert sweep.problems == ["Too few."]

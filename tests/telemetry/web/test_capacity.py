@@ -75,7 +75,7 @@ def test_the_page_shows_what_a_response_cache_would_bring(sized, noon, room):  #
         "Has a response cache",
     ):
         assert words in page, words
-    for words in ("TTL 24 h", "Digests are of"):
+    for words in ("TTL 1 d", "Digests are of"):
         assert words not in page, words
 
 

@@ -9,7 +9,7 @@ from controlplane.services.fleet.replicas import add_replica, record_engine_fact
 from telemetry.metrics.windows import PointState, Window
 from telemetry.services.figures import engine
 from telemetry.services.figures.overview import Subject
-from telemetry.storage.dimension_sums import counter_sums_by_replica, optional_counter_sums
+from telemetry.storage.dimension_sums import engine_counter_sums
 from tests.telemetry.readings import engine_reading, gap
 
 pytestmark = pytest.mark.django_db
@@ -144,6 +144,4 @@ def test_what_no_engine_reports_has_no_line(pool, replicas, figure):
 
 def test_only_counters_of_a_reading_can_be_asked_for():
     with pytest.raises(ValueError, match="cannot be read here"):
-        optional_counter_sums([1], WINDOW, ["queries"])
-    with pytest.raises(ValueError, match="cannot be read here"):
-        counter_sums_by_replica([1], WINDOW, ["waiting"])
+        engine_counter_sums([1], WINDOW, ["waiting"], by="replica")

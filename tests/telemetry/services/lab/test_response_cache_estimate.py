@@ -90,7 +90,7 @@ def a_stream(count: int, seed: int = 3) -> list[tuple[str, int, float]]:
 def effects(found: ResponseCacheEstimate | None, group: str) -> dict[int, tuple[float, float]]:
     assert found is not None
     (row,) = [row for row in found.groups if row.group == group]
-    return {effect.ttl_s: (effect.repeats.cacheable, effect.repeats.hits) for effect in row.effects}
+    return {effect.ttl_s: (effect.cacheable_requests, effect.hits) for effect in row.effects}
 
 
 def test_the_repeats_of_a_routed_stream_are_found_exactly(pool):
@@ -106,8 +106,8 @@ def test_the_repeats_of_a_routed_stream_are_found_exactly(pool):
     assert (found.total.requests, found.sample_ratio) == (150, 1)
     cacheable, hits = map(sum, zip(*(repeats_in(stream, group, 60) for group in ("faq", "chat")), strict=True))
     hour = found.total.effects[1]
-    assert (hour.repeats.cacheable, hour.repeats.hits, hour.repeats.followers) == (cacheable, hits, 0)
-    assert (hour.repeats.prompt_tokens, hour.repeats.generated_tokens) == (100 * hits, 7 * hits)
+    assert (hour.cacheable_requests, hour.hits, hour.followers) == (cacheable, hits, 0)
+    assert (hour.prompt_tokens, hour.generated_tokens) == (100 * hits, 7 * hits)
     assert hour.prefill.replica_seconds == pytest.approx(hits)  # 60 uncached tokens each
     assert hour.prefill.money == pytest.approx(0.002 * hits)
 
@@ -124,9 +124,9 @@ def test_a_sampled_stream_is_within_its_error(pool, monkeypatch):
     assert found.sample_ratio < 1
     cacheable, repeats = repeats_in(stream, "faq", 60)
     effect = found.total.effects[1]
-    assert effect.repeats.standard_error is not None
-    assert abs(effect.repeats.ratio - repeats / cacheable) <= 3 * effect.repeats.standard_error
-    assert effect.repeats.cacheable == pytest.approx(cacheable, rel=0.6)
+    assert effect.standard_error is not None
+    assert abs(effect.repeat_ratio - repeats / cacheable) <= 3 * effect.standard_error
+    assert effect.cacheable_requests == pytest.approx(cacheable, rel=0.6)
 
 
 def test_at_most_a_bounded_number_of_rows_is_read(pool, monkeypatch):
@@ -160,7 +160,7 @@ def test_a_group_with_a_response_cache_gets_no_estimate(pool):
 
     assert found is not None
     faq = next(row for row in found.groups if row.group == "faq")
-    assert (faq.cacheable, faq.effects) == (None, [])
+    assert (faq.has_response_cache, faq.cacheable_requests, faq.effects) == (True, None, [])
     assert found.total.requests == sum(row.requests for row in found.groups if row.group == "chat")
     assert found.total.effects[0].prefill.replica_seconds is None
     assert found.notes == [
@@ -178,5 +178,5 @@ def test_without_digests_there_is_no_estimate_and_a_short_time_has_no_effects(po
     decided(router, T0 - timedelta(minutes=1), 2, digest_ratio=1.0)
     found = estimate_response_cache(pool, window, RATE)
     assert found is not None
-    assert (found.total.requests, found.total.cacheable, found.total.effects) == (1, 0, [])
+    assert (found.total.requests, found.total.cacheable_requests, found.total.effects) == (1, 0, [])
     assert found.notes[0].startswith("There are less than five minutes of traffic")

@@ -57,8 +57,8 @@ def test_figures_of_routers_add_up_and_the_kv_cache_counts_if_it_is_fuller(pool,
     routed("b", {"chat": LOAD | {"saturation_ratio": 0.5, "waiting_s": 0.5}})
     found = only(pool)
     assert (found.replicas, found.prefill_ratio, found.kv_usage_ratio) == (4, 0.75, 0.1)
-    assert (found.saturation_ratio, found.waiting_s) == (0.75, 2.0)
-    assert (found.recommended_replicas, found.recommendation and found.recommendation.limit) == (5, Limit.PREFILL)
+    assert (found.saturation_ratio, found.waiting_work_s) == (0.75, 2.0)
+    assert (found.recommended_replicas, found.limited_by) == (5, Limit.PREFILL)
 
     engine_reading(replicas[0], T0, engine="1", gauges={"kv_usage_ratio": 0.9})
     for replica in replicas[1:]:
@@ -69,13 +69,13 @@ def test_figures_of_routers_add_up_and_the_kv_cache_counts_if_it_is_fuller(pool,
 
 def test_the_busiest_minute_of_the_last_hour_counts(pool, replicas):
     routed("a", {"chat": LOAD})
-    assert only(pool).peak_ratio == pytest.approx(0.25)
+    assert only(pool).peak_saturation_ratio == pytest.approx(0.25)
     busy_minute(replicas[0], 200_000)  # beside 24,000 tokens of all replicas, of 240,000 in a minute
 
     found = only(pool)
 
     assert found.saturation_ratio == 0.25
-    assert found.peak_ratio == pytest.approx(224 / 240, rel=0.01)
+    assert found.peak_saturation_ratio == pytest.approx(224 / 240, rel=0.01)
     assert found.recommended_replicas == 6
 
 

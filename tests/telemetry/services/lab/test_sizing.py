@@ -22,7 +22,8 @@ from telemetry.models import CapacityCurve, WhatIf
 from telemetry.scraping.merge import ROUTER_ITSELF, SourceReading
 from telemetry.scraping.record import ROUTERS, store_readings
 from telemetry.services.lab import what_if_runs
-from telemetry.services.lab.costs import prefill_rate_of, savings_in
+from telemetry.services.lab.breakdowns import breakdown_of
+from telemetry.services.lab.costs import PoolSavings, prefill_rate_of, savings_in
 from telemetry.services.lab.replays import replay_pools, update_curve
 from telemetry.services.lab.sizing import create_sweep, newest_sweep, open_sweep, sizing_of
 from telemetry.storage.partitions import ensure_days
@@ -40,6 +41,10 @@ from tests.telemetry.what_if_results import finished_sweep, finished_what_if
 pytestmark = pytest.mark.django_db
 DAY = Window(T0 - timedelta(hours=24), T0, 300)
 COSTS = {"gpu_hour_price": 3.6, "gpus_per_replica": 2, "currency": "USD"}  # 0.002 a second of a replica
+
+
+def savings_of(pool: Pool, window: Window) -> PoolSavings | None:
+    return savings_in(pool, window, breakdown_of(pool, window), prefill_rate_of(pool))
 
 
 def bins(pool: Pool, hours: float = 24, **columns: float | str) -> None:
@@ -61,26 +66,26 @@ def test_savings_of_a_day_are_time_and_money(pool):
     pool = update_pool(pool, costs=COSTS)
     learnt(pool)
 
-    found = savings_in(pool, DAY, prefill_rate_of(pool))
+    found = savings_of(pool, DAY)
 
-    assert found.pool.requests == 9600
+    assert found.requests == 9600
     assert found.measured_s == pytest.approx(23.583 * 3600, rel=0.001)  # from the first bin to the end of the last
     per_day = 86_400 / found.measured_s
-    assert found.pool.saved_per_day.tokens == pytest.approx(4_800_000 * per_day)
-    assert found.pool.saved_per_day.money == pytest.approx(4800 * 0.002 * per_day)
-    assert found.pool.missed_per_day.replica_seconds == pytest.approx(2880 * per_day)
-    assert {name: row.requests for name, row in found.groups} == {"": 4800, "agents": 4800}
+    assert found.saved_per_day.tokens == pytest.approx(4_800_000 * per_day)
+    assert found.saved_per_day.money == pytest.approx(4800 * 0.002 * per_day)
+    assert found.missed_per_day.replica_seconds == pytest.approx(2880 * per_day)
+    assert {row.group: row.requests for row in found.groups} == {"": 4800, "agents": 4800}
     assert found.notes == []
 
 
 def test_a_short_time_is_extrapolated_and_says_so(pool):
     bins(pool, hours=1)
-    found = savings_in(pool, DAY, prefill_rate_of(pool))
+    found = savings_of(pool, DAY)
     text = " ".join(found.notes)
     assert found.is_extrapolated
     assert "No price is set" in text
     assert "prefill rate is unknown" in text
-    saved = found.pool.saved_per_day
+    saved = found.saved_per_day
     assert saved.replica_seconds is saved.money is found.traffic_ratio is None
     assert saved.tokens > 0
 
@@ -92,7 +97,7 @@ def test_figures_say_which_share_of_the_traffic_they_rest_on(pool):
     ensure_days([at.date()])
     router_scraped(router, at)
     route_reading(router, at, requests=9600)
-    found = savings_in(pool, DAY, prefill_rate_of(pool))
+    found = savings_of(pool, DAY)
     assert found.traffic_ratio == pytest.approx(0.5)
     assert "Only 50 % of the requests were replayed" in " ".join(found.notes)
 
@@ -109,24 +114,24 @@ def test_savings_per_day_rest_on_the_time_without_an_outage_and_since_the_pool_e
     breakdown_bin(pool, T0 - timedelta(minutes=65), requests=100, reachable=0.8)
     breakdown_bin(pool, T0 - timedelta(minutes=15), requests=100, reachable=0.8)
 
-    found = savings_in(pool, DAY, prefill_rate_of(pool))
+    found = savings_of(pool, DAY)
 
     assert (found.start, found.measured_s) == (T0 - timedelta(minutes=64), 24 * 60)
 
 
 def test_a_range_within_a_bin_is_measured_by_the_time_of_the_whole_bin_and_without_bins_not_at_all(pool):
-    assert savings_in(pool, DAY, prefill_rate_of(pool)) is None
+    assert savings_of(pool, DAY) is None
     bins(pool)
     window = Window(T0 - timedelta(minutes=28), T0 - timedelta(minutes=27), 60)
     with time_machine.travel(T0, tick=False):
-        found = savings_in(pool, window, prefill_rate_of(pool))
+        found = savings_of(pool, window)
     assert (found.start, found.measured_s) == (T0 - timedelta(minutes=30), 300)
 
 
 def test_without_reported_tokens_savings_are_unknown(pool):
     breakdown_bin(pool, T0 - timedelta(hours=1), requests=100, reachable=0.8)
-    found = savings_in(pool, DAY, prefill_rate_of(pool))
-    assert (found.pool.saved_per_day.tokens, found.pool.missed_per_day.tokens) == (None, None)
+    found = savings_of(pool, DAY)
+    assert (found.saved_per_day.tokens, found.missed_per_day.tokens) == (None, None)
     assert "--enable-prompt-tokens-details" in " ".join(found.notes)
 
 
@@ -134,12 +139,12 @@ def test_savings_do_not_depend_on_the_what_if_that_ran_last(pool):
     bins(pool)
     assert prefill_rate_of(pool).tokens_per_s is None
     curve = learnt(pool, 900.0, deviation=0.05)
-    before = savings_in(pool, DAY, prefill_rate_of(pool))
+    before = savings_of(pool, DAY)
     finished_what_if(pool, T0)  # whose engines have 8,000 tokens/s
 
     rate = prefill_rate_of(pool)
 
-    assert savings_in(pool, DAY, rate).pool.saved_per_day == before.pool.saved_per_day
+    assert savings_of(pool, DAY).saved_per_day == before.saved_per_day
     assert (rate.low, rate.tokens_per_s, rate.high) == (pytest.approx(814.4, abs=1), 900.0, pytest.approx(994.7, abs=1))
     assert "12 fits" in rate.source
     curve.delete()
@@ -152,10 +157,10 @@ def test_savings_have_a_denominator(pool):
         add_replica(pool, name=f"r{number}", url=f"http://r{number}", state="disabled" if number == 3 else "active")
     learnt(pool)
 
-    found = savings_in(pool, DAY, prefill_rate_of(pool))
+    found = savings_of(pool, DAY)
 
-    assert found.as_json()["replica_hours_per_day"] == 72
-    assert found.as_json()["measured_hours"] == pytest.approx(0.583, abs=0.01)
+    assert found.replica_hours_per_day == 72
+    assert found.measured_hours == pytest.approx(0.583, abs=0.01)
     assert found.is_extrapolated
 
 
@@ -180,8 +185,8 @@ def test_a_sweep_is_built_around_the_present_size(fleet):  # noqa: F811
     own = CAPACITY_BLOCKS * 64
     assert [row["cache_tokens"] for row in created.candidates[5:]] == [own // 2, 2 * own, 4 * own]
     assert open_sweep(fleet) == created
-    assert newest_sweep(fleet).sweep is None
-    assert sizing_of(fleet, DAY, TIERS).as_json()["sweep"]["state"] == "queued"
+    assert newest_sweep(fleet).is_calibrated is None
+    assert sizing_of(fleet, DAY, TIERS).sweep.state == "queued"
 
 
 def test_a_pool_without_replicas_cannot_be_swept(pool):
@@ -197,9 +202,9 @@ def test_the_newest_finished_sweep_is_shown_while_another_runs(fleet):  # noqa: 
 
     found = newest_sweep(fleet)
 
-    assert found.what_if == done
+    assert found.what_if == done.pk
     assert open_sweep(fleet) == running
-    assert [point.replicas for point in found.sweep.by_replicas] == [3, 4, 5]
+    assert [point.replicas for point in found.by_replicas] == [3, 4, 5]
     assert found.summaries[0].endswith("It would save 172.80 USD a day.")
 
 
@@ -223,8 +228,8 @@ def test_captured_requests_say_how_long_the_lost_prefixes_are(fleet):  # noqa: F
     cpu = found.tiers[0]
     assert cpu.needs == ()
     assert cpu.break_even_tokens == pytest.approx(0.025 / (1 / 1000 - 1000 / 20e9))
-    savings = savings_in(fleet, Window(T0 - timedelta(minutes=30), now, 300), prefill_rate_of(fleet))
-    lost_per_day = found.lost_ratio * savings.pool.prompt_tokens_per_day
+    savings = savings_of(fleet, Window(T0 - timedelta(minutes=30), now, 300))
+    lost_per_day = found.lost_ratio * savings.prompt_tokens_per_day
     assert 0 < cpu.effect.tokens_per_day <= lost_per_day * 1.001
     assert cpu.money_per_day == pytest.approx(cpu.effect.saved_s_per_day * 0.002)
 
@@ -239,10 +244,10 @@ def test_the_advice_names_what_is_missing(fleet):  # noqa: F811
 
 
 def test_a_pool_of_which_nothing_is_known_has_no_figures():
-    document = sizing_of(create_pool("idle"), DAY, TIERS).as_json()
-    assert (document["kv_bytes_per_token"], document["savings"], document["sweep"]) == (None, None, None)
-    assert document["prefill_rate"]["tokens_per_s"] is None
-    assert {tier["advice"] for tier in document["shared_cache"]["tiers"]} == {"unknown"}
+    sizing = sizing_of(create_pool("idle"), DAY, TIERS)
+    assert (sizing.kv_bytes_per_token, sizing.savings, sizing.sweep) == (None, None, None)
+    assert sizing.prefill_rate.tokens_per_s is None
+    assert {tier.advice for tier in sizing.shared_cache.tiers} == {"unknown"}
 
 
 def test_a_sweep_of_served_traffic_fits_the_engines_and_ranks_the_sizes(pool):
@@ -255,16 +260,16 @@ def test_a_sweep_of_served_traffic_fits_the_engines_and_ranks_the_sizes(pool):
     what_if_runs.run_queued()
 
     found = newest_sweep(pool)
-    assert found.what_if == created
-    assert found.sweep is not None, found.what_if.reason
-    assert found.sweep.is_calibrated, found.sweep.problems
-    assert [point.replicas for point in found.sweep.by_replicas] == [2, 3, 4, 5, 6, 8]
+    assert found.what_if == created.pk
+    assert found.is_calibrated is not None, found.reason
+    assert found.is_calibrated, found.problems
+    assert [point.replicas for point in found.by_replicas] == [2, 3, 4, 5, 6, 8]
     update_curve(pool, start + timedelta(minutes=5))
     assert prefill_rate_of(pool).tokens_per_s == pytest.approx(8000, rel=0.02)
-    hit_rates = [point.figures["hit_rate"] for point in found.sweep.by_cache]
+    hit_rates = [point.figures["hit_rate"] for point in found.by_cache]
     assert hit_rates == sorted(hit_rates)
     assert hit_rates[-1] > hit_rates[0] + 0.05
-    fewest, most = found.sweep.by_replicas[0], found.sweep.by_replicas[-1]
+    fewest, most = found.by_replicas[0], found.by_replicas[-1]
     assert fewest.figures["ttft_p95_s"] > most.figures["ttft_p95_s"]
     assert "It would save 172.80 USD a day" in found.summaries[0]
     doubled = serve(workload, LowestCostSettings(), cache_tokens=120_000)
