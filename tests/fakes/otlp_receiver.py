@@ -16,6 +16,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from tests.fakes.http_server import FakeHandler, FakeServer, running
 
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"  # of a client
+
 
 @dataclass(frozen=True)
 class ReceivedSpan:
@@ -101,3 +103,12 @@ def _values(attributes: Any) -> dict[str, Any]:
 def receiving() -> Iterator[OtlpReceiver]:
     with running(OtlpReceiver()) as receiver:
         yield receiver
+
+
+def server_and_clients(receiver: OtlpReceiver) -> tuple[ReceivedSpan, list[ReceivedSpan]]:
+    """The spans of one request: the router's, and those of its attempts."""
+    spans = receiver.spans
+    (server,) = (span for span in spans if span.is_server)
+    clients = [span for span in spans if not span.is_server]
+    assert {(span.trace_id, span.parent_id) for span in clients} <= {(server.trace_id, server.span_id)}
+    return server, clients

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from routing.balancing.candidates import Choice
@@ -26,6 +27,7 @@ from routing.types import PrefixHash, ReplicaId
 
 SECRET = "5ec2e7" * 8
 CHAT = "/v1/chat/completions"
+DEADLINE_S = 60.0
 
 
 def names(count: int) -> list[ReplicaId]:
@@ -111,3 +113,13 @@ class FixedKeys:
 
 def draining(count: int) -> tuple[ReplicaConfig, ...]:
     return replicas(count, state=ReplicaState.DRAINING)
+
+
+async def until(condition: Callable[[], object], what: str = "a condition") -> None:
+    """Wait until a condition holds."""
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"waited {DEADLINE_S} s for {what}") from None

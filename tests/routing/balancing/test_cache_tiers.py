@@ -8,14 +8,7 @@ from collections import OrderedDict
 import pytest
 
 from routing.balancing.residency import Residency
-from routing.replay.block_runs import Forest
-from routing.replay.fast_engine import FastEngineConfig
-from routing.replay.replay import replay, report
-from routing.replay.routed import StrategyPlacer
-from routing.replay.tiers import TierConfig
-from routing.schema import LowestCostSettings
 from routing.types import TargetId
-from tests import synthetic_traces
 
 A = TargetId("a")
 BLOCK = 64  # tokens
@@ -120,19 +113,3 @@ def test_what_is_remembered_of_evicted_blocks_is_bounded(monkeypatch: pytest.Mon
 
     assert max(remembered) <= 30
     assert min(remembered[100:]) >= 15
-
-
-@pytest.mark.plain_python(reason="It sets a constant.")
-def test_with_a_lower_tier_placement_is_better_for_having_learnt_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = synthetic_traces.chat(3000, 1)
-    model = FastEngineConfig(800, tiers=(TierConfig("cpu", 6000, 0.010, 25e9),))
-    scale = 0.7 * 4 * model.prefill_rate / columns.offered_tokens_per_s()
-
-    def mean_ttft_s() -> float:
-        placer = StrategyPlacer(LowestCostSettings(), columns, model, 4)
-        return report(replay(Forest(columns), [model] * 4, placer, scale), columns)["ttft_s"]["mean"]
-
-    learnt = mean_ttft_s()
-    monkeypatch.setattr("routing.balancing.block_index.MAX_CAPACITY_RATIO", 1.0)
-
-    assert learnt < 0.95 * mean_ttft_s()

@@ -19,7 +19,6 @@ from routing.schema import (
     ConfigError,
     GroupMatch,
     PolicyConfig,
-    PoolConfig,
     PrefixHashSettings,
     TaskGroupConfig,
     Tier1,
@@ -201,10 +200,6 @@ def test_two_groups_with_the_same_claim_are_rejected_with_both_names(field: str,
     assert refused.value.path == f"$.pools[0].groups[1].match.{field}[0]"
 
 
-def other_pool(groups: list[TaskGroupConfig]) -> PoolConfig:
-    return pool(models=("mistral",), name="other", members=replicas(0), groups=groups)
-
-
 @pytest.mark.parametrize(("field", "value"), [("api_keys", "nobody"), ("models", "mistral")])
 def test_a_claim_of_an_unknown_key_or_model_is_rejected(field: str, value: str) -> None:
     with pytest.raises(ConfigError, match=value):
@@ -237,13 +232,6 @@ LLAMA = replace(
     adapters=(Adapter("sql-v3", "llama"),),
 )
 OTHER = pool(models=("mistral",), name="other", members=EMPTY)
-
-
-def test_a_model_belongs_to_the_pool_that_serves_it() -> None:
-    models = Models(config(pool(models=("llama", "lora-a")), OTHER))
-
-    assert models.resolve("llama").pool.name == models.resolve("lora-a").pool.name == "chat"
-    assert models.resolve("mistral").pool.name == "other"
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ import random
 from itertools import count
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from routing.balancing.residency import MAX_MISSES, ZERO_HITS, ZERO_HITS_S, Residency
 from tests.routing.building import names
@@ -14,7 +12,6 @@ A, B, C = names(3)
 ROOMY = 1 << 20
 
 Prompt = list[int]
-prompts = st.lists(st.integers(0, 2), max_size=12)  # of two letters, so that they share prefixes and diverge anywhere
 
 
 def chain(prompt: Prompt) -> list[int]:
@@ -34,36 +31,6 @@ def residency_of(capacity: int = ROOMY, **bounds) -> Residency:
     for replica in (A, B, C):
         residency.add_replica(replica, capacity)
     return residency
-
-
-def common_blocks(one: Prompt, other: Prompt) -> int:
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from(["match", "send", "send the matched"]), st.sampled_from([A, B]), prompts)),
-    st.integers(2, 20),
-)
-@example([("send", A, [1] * 4), ("match", A, [1] * 4), ("send", B, [1, 1]), ("send the matched", A, [])], 20)
-@example([("send", A, [1] * 4), ("match", A, [1] * 4), ("send", A, [2] * 4), ("send the matched", A, [])], 4)
-def test_matching_changes_nothing_about_later_insertions(steps, capacity: int) -> None:
-    matched_before, unmatched = residency_of(capacity, max_entries=12), residency_of(capacity, max_entries=12)
-    latest = chain([])
-    for at, (what, replica, prompt) in enumerate(steps):
-        if what == "match":
-            latest = chain(prompt)
-            matched_before.match(latest)
-        else:
-            entered = latest if what == "send the matched" else chain(prompt)
-            matched_before.insert(replica, entered, float(at))
-            unmatched.insert(replica, list(entered), float(at))
-
-    assert (len(matched_before), matched_before.runs) == (len(unmatched), unmatched.runs)
-    for name in (A, B):
-        one, other = matched_before.replica(name), unmatched.replica(name)
-        assert [(list(run.hashes), use.used_s) for run, use in one.runs.items()] == [
-            (list(run.hashes), use.used_s) for run, use in other.runs.items()
-        ]
 
 
 def test_the_oldest_prompt_is_evicted_first_from_its_end() -> None:

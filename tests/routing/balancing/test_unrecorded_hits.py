@@ -12,30 +12,21 @@ from routing.balancing.replicas import GroupReplicas, HealthRegistry
 from routing.balancing.residency import MIN_TOKENS, Residency, UnrecordedHits
 from routing.balancing.strategies.cached_prefix import LowestCost
 from routing.schema import LowestCostSettings, ReplicaConfig
-from routing.types import PrefixHash, TargetId
+from routing.types import TargetId
+from tests.routing.building import FixedKeys
 
 BLOCK_TOKENS = 64
 
 
-class Keys:
+def keys_of(*chain: int, session: int | None = None) -> FixedKeys:
     """A prompt of whole blocks."""
-
-    tier1 = tier2 = media = None
-    block_tokens = BLOCK_TOKENS
-
-    def __init__(self, *chain: int, session: int | None = None) -> None:
-        self.session = self.conversation = None if session is None else PrefixHash(session)
-        self.chain = [PrefixHash(hash_) for hash_ in chain]
-        self.prompt_tokens = self.estimate = BLOCK_TOKENS * len(chain)
-
-    def add_surplus(self, tokens: int) -> None:
-        self.prompt_tokens = self.estimate + tokens
+    return FixedKeys(session, chain=chain, prompt_tokens=BLOCK_TOKENS * len(chain), block_tokens=BLOCK_TOKENS)
 
 
-def prompt(number: int, blocks: int = 20) -> Keys:
+def prompt(number: int, blocks: int = 20) -> FixedKeys:
     """One of many different prompts."""
     chance = random.Random(number)
-    return Keys(*(chance.getrandbits(64) for _ in range(blocks)))
+    return keys_of(*(chance.getrandbits(64) for _ in range(blocks)))
 
 
 class Router:
@@ -48,10 +39,10 @@ class Router:
         self.strategy = LowestCost(replicas, LowestCostSettings(), by_rate=False)
         self.candidates = replicas.candidates(HealthRegistry())
 
-    def choose(self, keys: Keys):
+    def choose(self, keys: FixedKeys):
         return self.strategy.choose(keys, self.candidates)
 
-    def send(self, keys: Keys, cached_tokens: int | None = None) -> TargetId:
+    def send(self, keys: FixedKeys, cached_tokens: int | None = None) -> TargetId:
         """Place a prompt; ``cached_tokens`` are reported by its response, None: as predicted."""
         choice = self.choose(keys)
         ticket = record_dispatch(choice, keys, self.loads, self.residency)
@@ -108,12 +99,12 @@ def test_a_router_that_recorded_a_prompt_at_another_replica_returns_to_the_commo
 def test_conversations_with_a_popular_beginning_have_several_common_replicas() -> None:
     router = Router()
     system = prompt(0, blocks=30).chain
-    conversations = [Keys(*system, *prompt(number).chain) for number in range(1, 60)]
+    conversations = [keys_of(*system, *prompt(number).chain) for number in range(1, 60)]
     router.learn_of_others()
     for keys in conversations:
         router.send(keys, cached_tokens=keys.prompt_tokens)
 
-    common = {router.choose(Keys(*system, *prompt(number).chain)).target for number in range(100, 140)}
+    common = {router.choose(keys_of(*system, *prompt(number).chain)).target for number in range(100, 140)}
 
     assert len(common) > 4  # although all conversations begin with the same system prompt
 
@@ -130,7 +121,7 @@ def test_with_a_session_key_all_turns_of_a_conversation_go_to_one_replica_whiche
             session = chance.getrandbits(64) if with_keys else None
             cached: dict[TargetId, int] = {}  # tokens of the conversation, by replica
             for blocks in range(20, 240, 20):
-                turn, router = Keys(*chain[:blocks], session=session), chance.choice(routers)
+                turn, router = keys_of(*chain[:blocks], session=session), chance.choice(routers)
                 target = router.choose(turn).target
                 assert router.send(turn, cached.get(target, 0)) == target
                 cached[target] = turn.prompt_tokens

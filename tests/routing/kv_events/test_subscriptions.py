@@ -26,11 +26,10 @@ from routing.schema import (
 )
 from routing.types import TargetId
 from tests.fakes.kv_publisher import KvPublisher, payload_of, removed, stored
+from tests.routing.building import DEADLINE_S, pool, until
 from tests.routing.building import config as config_of
-from tests.routing.building import pool
 from tests.side_by_side import alone
 
-DEADLINE_S = 30.0
 TARGET = TargetId("a")
 
 
@@ -61,15 +60,6 @@ class Router:
     def believed(self) -> int:
         entry = self.residency.replica(TARGET)
         return entry.tokens // self.residency.block_tokens if entry is not None else 0
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():
-                await asyncio.sleep(0.005)
-    except TimeoutError:
-        raise AssertionError(f"waited {DEADLINE_S} s for {what}") from None
 
 
 @contextmanager
@@ -164,16 +154,6 @@ async def test_a_publisher_that_dies_leaves_the_estimate_and_its_successor_an_em
         assert (row()["blocks"], row()["restarts"], router.believed) == (0, 1, 0)
         publisher.publish(stored([7], [7] * 4))
         await until(lambda: row()["blocks"] == 1, "its first block")
-
-
-async def test_a_late_router_gets_everything_by_a_replay() -> None:
-    with opened() as (router, publisher):
-        for number in range(2000):
-            publisher.publish(stored([number], [number] * 4))
-        configuration = config(publisher)
-        router.subscriptions.configure(configuration)
-        await until(lambda: router.row(configuration)["blocks"] == 2000, "all blocks")
-        assert router.row(configuration)["state"] == "following"
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from grpc import aio
 
 from routing.picker.messages import HealthCheckRequest, HealthCheckResponse, ProcessingRequest, ProcessingResponse
 from routing.picker.service import EXTERNAL_PROCESSOR, HEALTH, Picker
-from routing.schema import RouterConfig
-from tests.routing.proxy.harness import BODY, CHAT, DEADLINE_S, Harness, routed
+from routing.schema import HealthCheck, RouterConfig
+from tests.fakes.replica import FakeReplica
+from tests.routing.proxy.harness import BODY, CHAT, DEADLINE_S, Harness, config, routed
 
 ENDPOINT = "x-gateway-destination-endpoint"
 STREAMED, BUFFERED, DUPLEX = 1, 2, 4
@@ -211,3 +212,16 @@ async def health(channel: aio.Channel, service: str) -> int:
         response_deserializer=HealthCheckResponse.FromString,
     )
     return int((await check(HealthCheckRequest(service=service), timeout=DEADLINE_S)).status)
+
+
+def replicas(count: int = 3) -> list[FakeReplica]:
+    """Replicas that nobody connects to."""
+    members = [FakeReplica(f"replica-{number}") for number in range(count)]
+    for number, member in enumerate(members):
+        member.port = number + 1
+    return members
+
+
+def fleet(members: list[FakeReplica], **fields: Any) -> RouterConfig:
+    """A configuration whose replicas are not checked again."""
+    return config(members, health=HealthCheck(interval_s=600, failures=100), **fields)

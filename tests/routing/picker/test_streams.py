@@ -24,12 +24,10 @@ from routing.picker.replies import CHUNK_BYTES
 from routing.picker.service import EXTERNAL_PROCESSOR, Picker
 from routing.schema import (
     ConcurrencyConfig,
-    HealthCheck,
     Limits,
     LowestCostSettings,
     PrefixHashSettings,
     ReplicaConfig,
-    RouterConfig,
 )
 from routing.settings import STATE_URL
 from routing.sharing import exchange, transports, view
@@ -43,10 +41,12 @@ from tests.routing.picker.streams import (
     EnvoyStream,
     connected,
     fields_of,
+    fleet,
     head,
     health,
     pairs,
     picking,
+    replicas,
 )
 from tests.routing.proxy.harness import (
     BODY,
@@ -67,19 +67,6 @@ TOKEN, DONE = sse({"choices": [{"delta": {"content": "word"}}]}), sse("[DONE]")
 USAGE_EVENT = sse({"choices": [], "usage": USAGE})
 STREAM = chat_body(stream=True)
 EVENTS = "text/event-stream"
-
-
-def replicas(count: int = 3) -> list[FakeReplica]:
-    """Replicas that nobody connects to."""
-    members = [FakeReplica(f"replica-{number}") for number in range(count)]
-    for number, member in enumerate(members):
-        member.port = number + 1
-    return members
-
-
-def fleet(members: list[FakeReplica], **fields: Any) -> RouterConfig:
-    """A configuration whose replicas are not checked again."""
-    return config(members, health=HealthCheck(interval_s=600, failures=100), **fields)
 
 
 def endpoint(replica: FakeReplica) -> str:

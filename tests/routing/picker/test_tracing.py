@@ -3,49 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
-import pytest
+from tests.fakes.otlp_receiver import PARENT, TRACE, OtlpReceiver, server_and_clients
+from tests.routing.picker.streams import EnvoyStream, fleet, picking, replicas
 
-from routing.schema import HealthCheck, RouterConfig
-from tests.fakes.otlp_receiver import OtlpReceiver, ReceivedSpan, receiving
-from tests.fakes.replica import FakeReplica
-from tests.routing.picker.streams import EnvoyStream, picking
-from tests.routing.proxy.harness import config
-
-TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED, UNSAMPLED = [("traceparent", f"00-{TRACE}-{PARENT}-{flag}") for flag in ("01", "00")]
 USAGE = {"prompt_tokens": 431, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 416}}
 ANSWER = json.dumps({"choices": [{"finish_reason": "stop"}], "usage": USAGE}).encode()
 
 
-@pytest.fixture
-def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[OtlpReceiver]:
-    """A collector that gets every request that has no parent."""
-    with receiving() as receiver:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
-        monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "1")
-        yield receiver
-
-
-def fleet() -> RouterConfig:
-    members = [FakeReplica(f"replica-{number}") for number in range(3)]
-    for number, member in enumerate(members):
-        member.port = number + 1
-    return config(members, health=HealthCheck(interval_s=600, failures=100))
-
-
-def server_and_clients(collector: OtlpReceiver) -> tuple[ReceivedSpan, list[ReceivedSpan]]:
-    (server,) = (span for span in collector.spans if span.is_server)
-    clients = [span for span in collector.spans if not span.is_server]
-    assert {(span.trace_id, span.parent_id) for span in clients} == {(server.trace_id, server.span_id)}
-    return server, clients
-
-
 async def test_a_picked_request_has_a_server_span_and_a_client_span_that_the_replica_continues(
     collector: OtlpReceiver,
 ) -> None:
-    async with picking(fleet()) as (_, channel):
+    async with picking(fleet(replicas())) as (_, channel):
         stream = EnvoyStream(channel)
         picked = await stream.request(headers=[SAMPLED, ("tracestate", "vendor=1")])
         fields, _ = await stream.response(ANSWER, served=picked.endpoints[0])
@@ -66,7 +36,7 @@ async def test_a_picked_request_has_a_server_span_and_a_client_span_that_the_rep
 
 
 async def test_a_fallback_has_a_span_of_its_own_after_that_of_the_replica_that_failed(collector: OtlpReceiver) -> None:
-    async with picking(fleet(), fallbacks=2) as (_, channel):
+    async with picking(fleet(replicas()), fallbacks=2) as (_, channel):
         stream = EnvoyStream(channel)
         picked = await stream.request(headers=[SAMPLED])
         await stream.response(ANSWER, served=picked.endpoints[2])
@@ -81,7 +51,7 @@ async def test_a_fallback_has_a_span_of_its_own_after_that_of_the_replica_that_f
 
 
 async def test_a_stream_that_envoy_ends_early_is_an_error_of_its_span(collector: OtlpReceiver) -> None:
-    async with picking(fleet()) as (_, channel):
+    async with picking(fleet(replicas())) as (_, channel):
         stream = EnvoyStream(channel)
         await stream.request(headers=[SAMPLED])
         await stream.end()
@@ -94,7 +64,7 @@ async def test_a_stream_that_envoy_ends_early_is_an_error_of_its_span(collector:
 async def test_a_request_without_a_valid_parent_starts_a_trace_without_the_clients_state(
     collector: OtlpReceiver,
 ) -> None:
-    async with picking(fleet()) as (_, channel):
+    async with picking(fleet(replicas())) as (_, channel):
         stream = EnvoyStream(channel)
         picked = await stream.request(headers=[("traceparent", "nonsense"), ("tracestate", "vendor=1")])
         await stream.response(ANSWER)
@@ -107,7 +77,7 @@ async def test_a_request_without_a_valid_parent_starts_a_trace_without_the_clien
 
 
 async def test_a_rejected_request_has_only_a_server_span_with_its_status(collector: OtlpReceiver) -> None:
-    async with picking(fleet()) as (_, channel):
+    async with picking(fleet(replicas())) as (_, channel):
         stream = EnvoyStream(channel)
         picked = await stream.request(headers=[SAMPLED], subset=[])
         assert picked.status == 503

@@ -1,9 +1,9 @@
-"""The router's event loop, fake replicas, and a store of response caches."""
+"""The router's event loop, and a store of response caches."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import pytest
@@ -11,35 +11,10 @@ import uvloop
 from redis import Redis
 
 from routing.response_cache import store as store_module
-from tests.fakes.replica import FakeReplica, fake_replicas
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"uvloop": uvloop.new_event_loop}
-
-
-@pytest.fixture
-async def replica() -> AsyncIterator[FakeReplica]:
-    async with fake_replicas(1) as replicas:
-        yield replicas[0]
-
-
-@pytest.fixture
-async def two() -> AsyncIterator[list[FakeReplica]]:
-    async with fake_replicas(2) as replicas:
-        yield replicas
-
-
-@pytest.fixture
-async def three() -> AsyncIterator[list[FakeReplica]]:
-    async with fake_replicas(3) as replicas:
-        yield replicas
-
-
-@pytest.fixture
-async def four() -> AsyncIterator[list[FakeReplica]]:
-    async with fake_replicas(4) as replicas:
-        yield replicas
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from routing.proxy.config_store import (
     ConfigStore,
     LastKnownGood,
     NackError,
+    RetryLaterError,
     Signatures,
     Source,
     Swap,
@@ -45,9 +46,10 @@ from routing.schema import (
     sign_document,
 )
 from routing.settings import SettingsError, read_settings
-from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, fake_replicas, sse
-from tests.routing.proxy.harness import CHAT, Harness, config, get, post, ready, routed
+from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, halting, sse
+from tests.routing.proxy.harness import CHAT, Harness, config, connect, get, post, ready, routed
 from tests.routing.schema.damage import CONFIG
+from tests.routing.workers.harness import serving
 
 
 async def running_revision(harness: Harness) -> int | None:
@@ -89,6 +91,23 @@ async def test_a_pool_without_replicas_is_accepted(two: list[FakeReplica]) -> No
         assert (await harness.chat()).status == 503
 
 
+async def test_a_push_that_cannot_be_checked_now_is_not_rejected(
+    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: object) -> None:
+        raise RetryLaterError("no worker is running")
+
+    async with routed(config([replica]), revision=3) as harness:
+        monkeypatch.setattr(ConfigStore, "apply", fails)
+        document = dump_snapshot(config([replica]), 4).document
+        async with harness.http.put(harness.server.admin_url + "/admin/config", data=document) as response:
+            said = await response.json()
+        assert (response.status, response.headers["Retry-After"]) == (503, "2")
+        assert said == {"status": "not_now", "reason": "no worker is running", "running_revision": 3}
+        _, shown = await harness.admin("GET", "/admin/config")
+        assert shown["last_nack"] is None
+
+
 async def test_an_older_revision_never_replaces_a_newer_one(two: list[FakeReplica]) -> None:
     async with routed(config(two[:1]), revision=5) as harness:
         for snapshot, revision in ((config(two[1:]), 4), (config(two[1:]), 5)):
@@ -101,7 +120,7 @@ async def test_an_older_revision_never_replaces_a_newer_one(two: list[FakeReplic
 
 
 def altered(document: bytes, **fields: Any) -> bytes:
-    return json.dumps({**json.loads(document), **fields}).encode()
+    return msgspec.json.encode({**msgspec.json.decode(document), **fields})
 
 
 async def test_an_invalid_configuration_is_rejected_with_path_and_reason(two: list[FakeReplica]) -> None:
@@ -265,60 +284,21 @@ async def test_a_file_is_used_even_if_it_cannot_be_stored(
     assert "last_known_good_not_written" in caplog.text
 
 
-# --- processes ---------------------------------------------------------------------------------------
-class Process:
-    """A router process."""
-
-    def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "routing", "serve", "--port=0", "--admin-port=0", *arguments]
-        self.popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self.lines: list[str] = []
-
-    def wait_ready(self) -> int:
-        assert self.popen.stderr
-        for line in self.popen.stderr:
-            self.lines.append(line)
-            if " is ready: http://127.0.0.1:" in line:
-                return int(line.split("http://127.0.0.1:")[1].split()[0])
-        raise AssertionError("".join(self.lines))
-
-    def end(self) -> int:
-        try:
-            self.lines += (self.popen.communicate(timeout=60)[1] or "").splitlines(keepends=True)
-        finally:
-            self.popen.kill()
-            self.popen.wait()
-        return self.popen.returncode
-
-
-async def test_the_first_signal_drains_and_the_second_stops(tmp_path: Path) -> None:
+# --- processes -----------------------------------------------------------------------------------------
+async def test_the_first_signal_drains_and_the_second_stops(replica: FakeReplica, tmp_path: Path) -> None:
     """``test_shutdown.py`` covers the details."""
-
-    async def hang(call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
-        await call.wait_gone()
-
-    async with fake_replicas(1, hang) as replicas:
-        file = tmp_path / "config.json"
-        file.write_bytes(dump_snapshot(config(replicas, limits=Limits(drain_timeout_s=60)), 3).document)
-        process = Process("--config", str(file), "--state-dir", str(tmp_path / "state"), "--name", "one")
-        port = await asyncio.to_thread(process.wait_ready)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        secret = json.dumps({"prompt": "tripwire-prompt", "user": "tripwire-user"}).encode()
-        writer.write(
-            post(b"/v1/completions", secret, [b"Authorization: Bearer tripwire-key", b"Cookie: tripwire=cookie"])
-        )
-        async with asyncio.timeout(60):
-            await reader.readuntil(b"\n\n")
-        process.popen.send_signal(signal.SIGTERM)
-        while not any("draining" in line for line in process.lines):
-            line = await asyncio.wait_for(asyncio.to_thread(process.popen.stderr.readline), 60)
-            process.lines.append(line)
-        assert process.popen.poll() is None
-        process.popen.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(process.end) == 0
-        writer.close()
-    text = "".join(process.lines)
+    replica.script = halting
+    snapshot = config([replica], limits=Limits(drain_timeout_s=60))
+    secret = json.dumps({"prompt": "tripwire-prompt", "user": "tripwire-user"}).encode()
+    headers = [b"Authorization: Bearer tripwire-key", b"Cookie: tripwire=cookie"]
+    async with serving(tmp_path, snapshot, revision=3, name="one") as router, connect(router.port) as client:
+        await client.send(post(b"/v1/completions", secret, headers))
+        await client.read_until(b"\n\n")
+        router.process.send_signal(signal.SIGTERM)
+        await router.line("draining")
+        assert router.process.returncode is None
+        assert await router.end() == 0
+    text = "".join(router.lines)
     assert "Router one is ready" in text
     build = {"version": __version__, "compiled": str("TEST_COMPILED" in os.environ).lower()}
     assert " INFO serving " + " ".join(f"{name}={value}" for name, value in build.items()) in text
@@ -329,9 +309,10 @@ async def test_the_first_signal_drains_and_the_second_stops(tmp_path: Path) -> N
 def test_a_process_that_cannot_serve_logs_the_reason(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text('{"revision": 1, "config": {"pools": []}}')
-    process = Process("--config", str(file), "--state-dir", str(tmp_path / "state"), "--name", "one")
-    assert process.end() == 2
-    assert "hash_secret" in "".join(process.lines)
+    options = ["--port=0", "--admin-port=0", f"--config={file}", f"--state-dir={tmp_path / 'state'}", "--name=one"]
+    ended = subprocess.run([sys.executable, "-m", "routing", "serve", *options], capture_output=True, check=False)
+    assert ended.returncode == 2
+    assert b"hash_secret" in ended.stderr
 
 
 # --- The last known good configuration on disk, and signatures of configurations ---
@@ -430,10 +411,6 @@ async def rejected(taker: ConfigStore, document_bytes: bytes) -> tuple[str, str]
     return nack.value.path, nack.value.reason
 
 
-def changed(document_bytes: bytes, **fields: Any) -> bytes:
-    return msgspec.json.encode({**msgspec.json.decode(document_bytes), **fields})
-
-
 GOOD = document()
 SIGNED = load_snapshot(GOOD)
 
@@ -492,7 +469,7 @@ async def test_rejections_have_path_and_reason() -> None:
     cases = {
         "$.signature": (unsigned, "not signed"),
         "$.signature.key": (document(9, key=STRANGER), f"this router accepts {key_id(public(CURRENT_KEY))}"),
-        "$.signature.value": (changed(document(9), revision=10), "altered"),
+        "$.signature.value": (altered(document(9), revision=10), "altered"),
         "$.signature.expires_at": (document(9, issued_at=NOW - HOUR_S - SKEW_S - 1), "expired"),
         "$.revision": (document(6), "older than the active one, 7"),
     }
@@ -562,7 +539,7 @@ async def test_without_keys_no_signature_is_checked_and_a_file_is_always_trusted
 
 @pytest.mark.parametrize(
     "document_bytes",
-    [document(key=STRANGER, issued_at=NOW + 60), changed(document(6, issued_at=NOW + 60), revision=7)],
+    [document(key=STRANGER, issued_at=NOW + 60), altered(document(6, issued_at=NOW + 60), revision=7)],
     ids=["another's key", "altered"],
 )
 async def test_an_invalid_signature_of_a_file_is_not_reported_as_valid(document_bytes: bytes) -> None:

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
-from typing import Any
+import re
+from contextlib import ExitStack
 
 import pytest
 from msgspec.structs import replace
 
 from routing.schema import (
     ConcurrencyConfig,
-    LowestCostSettings,
-    PolicyConfig,
-    PoolConfig,
-    ReplicaConfig,
-    ReplicaRole,
     ReplicaState,
     RoundRobinSettings,
     RouterConfig,
     TaskGroupConfig,
 )
 from tests.fakes.replica import FakeReplica, fake_replicas, sse, streaming
-from tests.routing.building import SECRET
 from tests.routing.proxy.disaggregated import (
     BOTH,
     DECODE,
@@ -44,8 +36,8 @@ from tests.routing.proxy.disaggregated import (
     replica_rows,
     roles,
 )
-from tests.routing.proxy.harness import BODY, CHAT, Harness, config, post, routed
-from tests.routing.standin.replica_process import ReplicaProcess, replica_process
+from tests.routing.proxy.harness import BODY, CHAT, config, post, routed
+from tests.routing.standin.replica_process import replica_process
 
 COMPLETION = b"/v1/completions"
 
@@ -343,75 +335,42 @@ async def test_the_replica_of_a_decode_leg_is_chosen_again_if_it_is_down_by_then
 # --- Stand-in replicas with roles behind a router: the responses are those of a single replica ---
 
 
+JSON = b"Content-Type: application/json"
 FAST = ("--prefill-rate", "200000", "--step-s", "0.002")
-CHAT_PATH = "/v1/chat/completions"
-ROLES = ("prefill", "prefill", "decode", "decode")
 
 
-@pytest.fixture
-def fleet() -> Iterator[list[ReplicaProcess]]:
+def text_of(body: bytes) -> bytes:
+    """The text of a response or of a stream."""
+    return b"".join(re.findall(rb'"content": ?"([^"]*)"', body))
+
+
+async def test_many_requests_at_once_are_prefilled_and_decoded_once_each() -> None:
+    kinds = (PREFILL, PREFILL, DECODE, DECODE)
+    members = [FakeReplica(f"{kind.value}-{number}") for number, kind in enumerate(kinds)]
+    prompts = [prompt(f"{number} ", max_tokens=12, stream=number % 2 == 1) for number in range(24)]
     with ExitStack() as stack:
-        yield [stack.enter_context(replica_process(*FAST, "--role", role)) for role in ROLES]
+        alone = stack.enter_context(replica_process(*FAST))
+        fleet = [stack.enter_context(replica_process(*FAST, "--role", kind.value)) for kind in kinds]
+        for member, process in zip(members, fleet, strict=True):
+            member.port = process.port
+        async with routed(roles(members, *kinds)) as harness:
+            responses = await asyncio.gather(*(harness.chat(body, [JSON]) for body in prompts))
+            await harness.at_rest()
+            found, decisions = await legs(harness), harness.decisions
+        expected = [alone.send("POST", CHAT.decode(), body, {"Content-Type": "application/json"}) for body in prompts]
+        sources = [
+            [process.metric("vllm:prompt_tokens_by_source_total", source=source) for process in fleet]
+            for source in ("external_kv_transfer", "local_compute")
+        ]
 
-
-@asynccontextmanager
-async def router_before(fleet: list[ReplicaProcess]) -> AsyncIterator[Harness]:
-    members = tuple(
-        ReplicaConfig(
-            name=f"{role}-{number}", url=f"http://127.0.0.1:{replica.port}", block_tokens=16, role=ReplicaRole(role)
-        )
-        for number, (replica, role) in enumerate(zip(fleet, ROLES, strict=True))
-    )
-    policy = PolicyConfig(name="everyday", revision=1, settings=LowestCostSettings())
-    pool = PoolConfig(name="chat", policy=policy, models=("tiny",), replicas=members)
-    async with routed(RouterConfig(hash_secret=SECRET, pools=(pool,))) as harness:
-        yield harness
-
-
-def body(number: int, **fields: Any) -> dict[str, Any]:
-    content = f"{number} " + "word " * 2400  # 3,000 tokens
-    return {"model": "tiny", "messages": [{"role": "user", "content": content}], "max_tokens": 12, **fields}
-
-
-async def text_of(harness: Harness, number: int) -> str:
-    """The text of a response; streamed for odd numbers."""
-    is_streamed = number % 2 == 1
-    url = f"http://127.0.0.1:{harness.port}{CHAT_PATH}"
-    async with harness.http.post(url, json=body(number, stream=is_streamed)) as response:
-        assert response.status == 200
-        data = await response.read()
-    if not is_streamed:
-        return str(json.loads(data)["choices"][0]["message"]["content"])
-    events = [event.removeprefix("data: ") for event in data.decode().split("\n\n") if event]
-    assert events.pop() == "[DONE]"
-    choices = [choice for event in events for choice in json.loads(event)["choices"]]
-    return "".join(choice["delta"].get("content", "") for choice in choices)
-
-
-def texts_of_one_replica(numbers: range) -> list[str]:
-    with replica_process(*FAST) as alone:
-        responses = [alone.send("POST", CHAT_PATH, body(number)).json for number in numbers]
-    return [response["choices"][0]["message"]["content"] for response in responses]
-
-
-async def test_many_requests_at_once_are_prefilled_and_decoded_once_each(fleet: list[ReplicaProcess]) -> None:
-    numbers = range(24)
-    async with router_before(fleet) as harness:
-        texts = await asyncio.gather(*(text_of(harness, number) for number in numbers))
-        await harness.at_rest()
-        found = await legs(harness)
-        _, page = await harness.admin("GET", "/admin/decisions")
-
-    assert texts == texts_of_one_replica(numbers)
-    assert Counter({key[1]: value for key, value in found.items()}).keys() == {"used"}
+    texts = [text_of(response.body) for response in responses]
+    assert all(texts)
+    assert texts == [text_of(response.body) for response in expected]
+    assert {key[1] for key in found} == {"used"}
     assert sum(found.values()) == 24
     assert all(value >= 6 for value in found.values())  # both prefill replicas
-    external = [
-        replica.metric("vllm:prompt_tokens_by_source_total", source="external_kv_transfer") for replica in fleet
-    ]
-    computed = [replica.metric("vllm:prompt_tokens_by_source_total", source="local_compute") for replica in fleet]
-    assert external[:2] == [0, 0]
-    assert sum(external[2:]) > 24 * 2900
-    assert sum(computed[2:]) == 24  # the last token of each prompt
-    assert all(row["cached_tokens"] < 100 for row in page["decisions"])  # of distinct prompts
-    assert {row["replica"] for row in page["decisions"]} == {"decode-2", "decode-3"}
+    assert sources[0][:2] == [0, 0]
+    assert sum(sources[0][2:]) > 24 * 2900
+    assert sum(sources[1][2:]) == 24  # the last token of each prompt
+    assert all(row["cached_tokens"] < 100 for row in decisions)  # of distinct prompts
+    assert {row["replica"] for row in decisions} == {"decode-2", "decode-3"}

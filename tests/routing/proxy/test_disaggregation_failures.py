@@ -40,7 +40,7 @@ from tests.routing.proxy.disaggregated import (
     prompt,
     roles,
 )
-from tests.routing.proxy.harness import Harness, routed
+from tests.routing.proxy.harness import CHAT, Harness, post, routed
 
 NEVER_DOWN = HealthCheck(failures=100, interval_s=60)
 SHORT = Limits(first_byte_timeout_s=0.4, response_timeout_s=0.4, connect_timeout_s=0.2)
@@ -394,10 +394,7 @@ async def test_a_500_without_parameters_is_the_clients(two: list[FakeReplica]) -
 async def disconnected(harness: Harness, waiting: FakeReplica) -> Call:
     """Send a request, disconnect while a replica works on it, and wait until its connection is closed."""
     async with harness.connect() as client:
-        await client.send(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: router\r\nContent-Length: %d\r\n\r\n" % len(prompt()),
-            prompt(),
-        )
+        await client.send(post(CHAT, prompt()))
         call = await waiting.wait_calls(1)
     await asyncio.wait_for(call.gone.wait(), 30)
     await harness.at_rest()
@@ -429,11 +426,7 @@ async def test_a_client_that_disconnects_while_the_leg_connects_leaves_nothing_b
     async with routed(whole) as harness:
         for number in range(20):
             async with harness.connect() as client:
-                body = prompt(str(number))
-                await client.send(
-                    b"POST /v1/chat/completions HTTP/1.1\r\nHost: router\r\nContent-Length: %d\r\n\r\n" % len(body),
-                    body,
-                )
+                await client.send(post(CHAT, prompt(str(number))))
                 await harness.until(lambda seen=number: harness.router.requests > seen, "the request")
         await harness.at_rest()
         assert (await harness.chat(prompt("last"))).status == 200

@@ -6,87 +6,28 @@ import asyncio
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from routing.process import create_regular_file, read_regular_file
-from routing.schema import HealthCheck, Limits, RouterConfig, dump_snapshot
+from routing.schema import HealthCheck, Limits
 from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, answering, chunk, plain_answer
 from tests.routing.proxy.harness import CHAT, RawClient, config, connect, get, post, routed
+from tests.routing.workers.harness import Process, serving
 
 
-class Process:
-    """A router in its own process, whose memory is measured."""
-
-    def __init__(self, popen: subprocess.Popen[bytes], errors: Path, port: int, admin_port: int) -> None:
-        self.port = port
-        self.admin_port = admin_port
-        self.pid = popen.pid
-        self.errors = errors  # what it has written to standard error
-        self._proc = Path(f"/proc/{popen.pid}")
-
-    def memory_bytes(self, field: str) -> int:
-        """``VmRSS``: current, or ``VmHWM``: the peak since ``forget_peak``."""
-        parsed = re.search(rf"{field}:\s+(\d+) kB", (self._proc / "status").read_text())
-        assert parsed
-        return int(parsed[1]) * 1024
-
-    def stop(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-
-    def cpu_s(self) -> float:
-        """CPU time of the process so far."""
-        fields = (self._proc / "stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def forget_peak(self) -> None:
-        (self._proc / "clear_refs").write_text("5")
+def memory_bytes(router: Process, field: str) -> int:
+    """Memory of its process: ``VmRSS``: current, or ``VmHWM``: the peak since ``forget_peak``."""
+    parsed = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{router.process.pid}/status").read_text())
+    assert parsed
+    return int(parsed[1]) * 1024
 
 
-@asynccontextmanager
-async def started(
-    replica: FakeReplica,
-    folder: Path,
-    limits: Limits,
-    *,
-    snapshot: RouterConfig | None = None,
-    open_files: int | None = None,
-) -> AsyncIterator[Process]:
-    """A router for one replica. ``open_files``: the process may raise its limit no further."""
-    file = folder / "config.json"
-    file.write_bytes(dump_snapshot(snapshot or config([replica], limits=limits), 1).document)
-    command = [sys.executable, "-m", "routing", "serve", "--port=0", "--admin-port=0"]
-    command += ["--config", str(file), "--state-dir", str(folder / "state"), "--name", "flooded"]
-    if open_files is not None:
-        command = ["sh", "-c", f'ulimit -n {open_files} && exec "$@"', "sh", *command]
-    errors = folder / "errors"
-    with errors.open("w") as stderr:
-        popen = subprocess.Popen(command, stderr=stderr)
-    try:
-        yield Process(popen, errors, *await _ports(popen, errors))
-    finally:
-        popen.kill()
-        popen.wait()
-
-
-async def _ports(popen: subprocess.Popen[bytes], errors: Path) -> tuple[int, int]:
-    async with asyncio.timeout(60):
-        while popen.poll() is None:
-            text = await asyncio.to_thread(errors.read_text)
-            if parsed := re.search(r"ready: http://127.0.0.1:(\d+) \(admin http://127.0.0.1:(\d+)", text):
-                return int(parsed[1]), int(parsed[2])
-            await asyncio.sleep(0.05)
-    raise AssertionError(await asyncio.to_thread(errors.read_text))
+def forget_peak(router: Process) -> None:
+    Path(f"/proc/{router.process.pid}/clear_refs").write_text("5")
 
 
 # --- Clients that send too much or too slowly: their cost to the router and to other clients ---
@@ -132,14 +73,14 @@ async def test_a_hundred_mebibytes_cost_at_most_sixteen(
     head: bytes, piece: bytes, replica: FakeReplica, tmp_path: Path
 ) -> None:
     limits = Limits(max_body_bytes=8 * MIB)
-    async with started(replica, tmp_path, limits) as router, connect(router.port) as client:
+    async with serving(tmp_path, config([replica], limits=limits)) as router, connect(router.port) as client:
         async with connect(router.port) as other_client:
             assert (await other_client.ask(post(CHAT))).status == 200
-        router.forget_peak()
-        before = router.memory_bytes("VmRSS")
+        forget_peak(router)
+        before = memory_bytes(router, "VmRSS")
         response = await pour(client, head, piece, 100 * MIB)
         assert response == b"" or re.match(rb"HTTP/1.1 (400|413|431) ", response)
-        assert router.memory_bytes("VmHWM") - before <= 16 * MIB
+        assert memory_bytes(router, "VmHWM") - before <= 16 * MIB
         async with connect(router.port) as other_client:
             assert (await other_client.ask(post(CHAT))).status == 200
 
@@ -147,29 +88,29 @@ async def test_a_hundred_mebibytes_cost_at_most_sixteen(
 async def test_many_upgrade_offers_in_one_read_are_declined(replica: FakeReplica, tmp_path: Path) -> None:
     """The parser stops at each offer, with all others still unread."""
     offer = get(b"/nowhere", [b"Connection: upgrade", b"Upgrade: x"])
-    async with started(replica, tmp_path, Limits()) as router, connect(router.port) as client:
+    async with serving(tmp_path, config([replica])) as router, connect(router.port) as client:
         assert (await client.ask(offer)).status == 404
-        router.forget_peak()
-        before = router.memory_bytes("VmRSS")
+        forget_peak(router)
+        before = memory_bytes(router, "VmRSS")
         await client.send(offer * OFFERS)
         for _ in range(OFFERS):
             assert (await client.read_response()).status == 404
-        assert router.memory_bytes("VmHWM") - before <= 16 * MIB
+        assert memory_bytes(router, "VmHWM") - before <= 16 * MIB
 
 
 async def test_slow_clients_take_little_memory_and_are_disconnected(replica: FakeReplica, tmp_path: Path) -> None:
     """A third sends incomplete heads, the others bodies that never end."""
     limits = Limits(header_timeout_s=2.0, body_grace_s=2.0)
     halves = (START, START + b"Content-Length: 1000\r\n\r\n{", START + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{")
-    async with started(replica, tmp_path, limits) as router, asyncio.TaskGroup() as group:
-        before = router.memory_bytes("VmRSS")
+    async with serving(tmp_path, config([replica], limits=limits)) as router, asyncio.TaskGroup() as group:
+        before = memory_bytes(router, "VmRSS")
         slow = [await asyncio.open_connection("127.0.0.1", router.port) for _ in range(SLOW_CLIENTS)]
         for number, (_, writer) in enumerate(slow):
             writer.write(halves[number % len(halves)])
         group.create_task(_drip([writer for number, (_, writer) in enumerate(slow) if number % len(halves) == 1]))
         async with connect(router.port) as other_client:
             assert (await other_client.ask(post(CHAT))).status == 200
-        assert router.memory_bytes("VmRSS") - before <= SLOW_CLIENTS * 16 * 1024
+        assert memory_bytes(router, "VmRSS") - before <= SLOW_CLIENTS * 16 * 1024
         async with asyncio.timeout(60):
             responses = await asyncio.gather(*(reader.read() for reader, _ in slow))
         assert all(response.startswith(b"HTTP/1.1 408 ") for response in responses)
@@ -187,8 +128,8 @@ async def _drip(writers: list[asyncio.StreamWriter]) -> None:
 
 async def test_bodies_that_never_end_are_bounded_together(replica: FakeReplica, tmp_path: Path) -> None:
     limits = Limits(max_unfinished_body_bytes=64 * MIB)
-    async with started(replica, tmp_path, limits) as router:
-        before = router.memory_bytes("VmRSS")
+    async with serving(tmp_path, config([replica], limits=limits)) as router:
+        before = memory_bytes(router, "VmRSS")
         connections = [await asyncio.open_connection("127.0.0.1", router.port) for _ in range(20)]
         for _, writer in connections:
             writer.write(START + b"Content-Length: 8388608\r\n\r\n")
@@ -200,7 +141,7 @@ async def test_bodies_that_never_end_are_bounded_together(replica: FakeReplica, 
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 rejected |= done
         assert {task.result() for task in rejected} == {b"HTTP/1.1 503 Service Unavailable\r\n"}
-        assert router.memory_bytes("VmHWM") - before <= limits.max_unfinished_body_bytes + 64 * MIB
+        assert memory_bytes(router, "VmHWM") - before <= limits.max_unfinished_body_bytes + 64 * MIB
         async with connect(router.port) as other_client:  # a body in one read does not count
             assert (await other_client.ask(post(CHAT))).status == 200
         for _, writer in connections:
@@ -222,7 +163,7 @@ async def test_with_few_open_files_replicas_and_the_admin_port_are_reached_and_t
 ) -> None:
     """256 files and 1,000 clients: there were 502s, connections without a response, and no admin port."""
     replica.script = answering(b"{}")
-    async with started(replica, tmp_path, Limits(), open_files=256) as router, AsyncExitStack() as stack:
+    async with serving(tmp_path, config([replica]), open_files=256) as router, AsyncExitStack() as stack:
         refused = 0
         admitted: list[RawClient] = []
         for _ in range(25):  # the kernel's queue is short
@@ -238,14 +179,10 @@ async def test_with_few_open_files_replicas_and_the_admin_port_are_reached_and_t
         for client in admitted:
             await client.send(post(CHAT))
         assert {await status_of(client) for client in admitted} == {200}
-        async with (
-            aiohttp.ClientSession() as http,
-            http.get(f"http://127.0.0.1:{router.admin_port}/readyz") as response,
-        ):
-            assert (response.status, "limited to 256" in (await response.json())["warning"]) == (200, True)
-        errors = await asyncio.to_thread(router.errors.read_text)
-        logged = [line for line in errors.splitlines() if "clients_refused" in line]
-        assert (len(logged), "few_open_files" in errors) == (1, True)
+        status, shown = await router.admin("GET", "/readyz")
+        assert (status, "limited to 256" in shown["warning"]) == (200, True)
+        await router.line("few_open_files")
+        assert len([line for line in router.lines if "clients_refused" in line]) == 1
 
 
 async def status_of(client: RawClient) -> int | None:
@@ -257,8 +194,8 @@ async def status_of(client: RawClient) -> int | None:
 
 
 async def test_the_limit_of_open_files_is_raised_at_the_start(replica: FakeReplica, tmp_path: Path) -> None:
-    async with started(replica, tmp_path, Limits()) as router:
-        limits = await asyncio.to_thread(Path(f"/proc/{router.pid}/limits").read_text)
+    async with serving(tmp_path, config([replica])) as router:
+        limits = await asyncio.to_thread(Path(f"/proc/{router.process.pid}/limits").read_text)
         soft, hard = next(line.split()[3:5] for line in limits.splitlines() if line.startswith("Max open files"))
         assert soft == hard
 
@@ -276,10 +213,10 @@ async def test_large_bodies_are_bounded_together_and_leave_no_memory_behind(
     replica.script = script
     limits = Limits(max_unfinished_body_bytes=64 * MIB)
     body = b'{"prompt":"%b"}' % (b"x" * 8_000_000)
-    async with started(replica, tmp_path, limits) as router, AsyncExitStack() as stack:
+    async with serving(tmp_path, config([replica], limits=limits)) as router, AsyncExitStack() as stack:
         async with connect(router.port) as first:
             await first.ask(get(b"/health"))
-        before = router.memory_bytes("VmRSS")
+        before = memory_bytes(router, "VmRSS")
         clients = [await stack.enter_async_context(connect(router.port)) for _ in range(40)]
         statuses = [asyncio.create_task(large_status(client, body)) for client in clients]
         async with asyncio.timeout(60):
@@ -289,7 +226,7 @@ async def test_large_bodies_are_bounded_together_and_leave_no_memory_behind(
         released.set()
         results = await asyncio.gather(*statuses)
         assert results.count(200) >= 5
-        assert router.memory_bytes("VmRSS") - before <= 96 * MIB
+        assert memory_bytes(router, "VmRSS") - before <= 96 * MIB
         async with connect(router.port) as last:
             assert await large_status(last, body) == 200
 
@@ -360,14 +297,14 @@ async def open_at(port: int, stack: AsyncExitStack, cut: int) -> RawClient:
 async def test_every_request_is_answered_after_the_process_was_stopped(replica: FakeReplica, tmp_path: Path) -> None:
     """Requests begun before the stop, in its middle, and streams that run through it."""
     snapshot = config([replica], limits=LIMITS, health=HealthCheck(failures=100))
-    async with started(replica, tmp_path, LIMITS, snapshot=snapshot) as router, AsyncExitStack() as stack:
+    async with serving(tmp_path, snapshot) as router, AsyncExitStack() as stack:
         kept_alive = await open_at(router.port, stack, len(REQUEST))
         assert (await kept_alive.read_response()).status == 200
         replica.script = streamed
         begun = [(cut, await open_at(router.port, stack, cut)) for cut in CUTS for _ in range(20)]
         running = [await open_at(router.port, stack, len(REQUEST)) for _ in range(20)]
         await replica.wait_calls(21)
-        router.stop()
+        router.process.send_signal(signal.SIGSTOP)
         try:
             await asyncio.sleep(0.2)
             for cut, client in begun:
@@ -376,7 +313,7 @@ async def test_every_request_is_answered_after_the_process_was_stopped(replica: 
             late = [await open_at(router.port, stack, len(REQUEST)) for _ in range(20)]
             await asyncio.sleep(STOPPED_S)
         finally:
-            router.resume()
+            router.process.send_signal(signal.SIGCONT)
         for client in [kept_alive, *(client for _, client in begun), *running, *late]:
             response = await client.read_response()
             assert (response.status, response.body[:9]) == (200, b"data: 1\n\n")
@@ -386,14 +323,14 @@ async def test_a_starved_process_refuses_no_request_that_moves(replica: FakeRepl
     """The process runs for 20 ms in each half second, and each body moves after each of these."""
     limits = Limits(header_timeout_s=0.6, body_idle_timeout_s=0.6, body_grace_s=60, keep_alive_timeout_s=60)
     snapshot = config([replica], limits=limits, health=HealthCheck(failures=100))
-    async with started(replica, tmp_path, limits, snapshot=snapshot) as router, AsyncExitStack() as stack:
+    async with serving(tmp_path, snapshot) as router, AsyncExitStack() as stack:
         clients = [await open_at(router.port, stack, len(REQUEST) - 8) for _ in range(20)]
         for at in range(len(REQUEST) - 8, len(REQUEST)):
-            router.stop()
+            router.process.send_signal(signal.SIGSTOP)
             await asyncio.sleep(0.5)
             for client in clients:
                 await client.send(REQUEST[at : at + 1])
-            router.resume()
+            router.process.send_signal(signal.SIGCONT)
             await asyncio.sleep(0.02)
         for client in clients:
             assert (await client.read_response()).status == 200

@@ -28,6 +28,7 @@ from routing.types import ReplicaId
 from routing.upstream.client import ResponseError, fetch
 from routing.upstream.pool import Address
 from tests.fakes.replica import STREAM_HEAD, FakeReplica, Script, chunk, fake_replicas, raw, sse
+from tests.routing.building import until
 
 
 @pytest.mark.parametrize(
@@ -71,12 +72,6 @@ async def checked(replica: FakeReplica, check: HealthCheck) -> AsyncIterator[tup
         yield checks, book
     finally:
         checks.close()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("failures", [1, 2])

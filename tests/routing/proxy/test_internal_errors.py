@@ -167,13 +167,6 @@ class Failing:
         return self._real(*arguments, **more)
 
 
-async def until(holds: Callable[[], bool], arguments: str) -> None:
-    deadline = asyncio.get_running_loop().time() + DEADLINE_S
-    while not holds():
-        assert asyncio.get_running_loop().time() < deadline, f"waited {DEADLINE_S} s for {arguments}"
-        await asyncio.sleep(0.005)
-
-
 async def test_failing_work_restarts_and_is_logged_once_for_each_kind(caplog: pytest.LogCaptureFixture) -> None:
     before, rounds = failures()[Background.EVENTS], iter([KeyError, KeyError, OSError, KeyError, None])
 
@@ -210,7 +203,9 @@ async def test_ticks_continue_after_errors_and_end_when_stopped() -> None:
     ticks = Periodic(Background.LIMITS, 0.001, done)
     ticks.start()
     ticks.start()
-    await until(lambda: done.calls > 5, "ticks after those that failed")
+    async with asyncio.timeout(DEADLINE_S):
+        while done.calls <= 5:
+            await asyncio.sleep(0.005)
     ticks.stop()
     calls = done.calls
     await asyncio.sleep(0.01)
@@ -227,7 +222,7 @@ async def test_health_checks_continue_after_errors(replica: FakeReplica, monkeyp
     probe = Failing(checks.check_once)
     monkeypatch.setattr(checks, "check_once", probe)
     async with routed(config([replica], health=HealthCheck(interval_s=0.01))) as harness:
-        await until(lambda: harness.router.services.checks.status(replica.name).is_up is True, "a finding")
+        await harness.until(lambda: harness.router.services.checks.status(replica.name).is_up is True, "a finding")
         _, text = await harness.admin("GET", "/metrics")
     assert f'warmpath_router_loop_failures_total{{loop="health"}} {failures()[Background.HEALTH]}' in text
     assert failures()[Background.HEALTH] >= 3
@@ -237,8 +232,8 @@ async def test_health_checks_continue_after_errors(replica: FakeReplica, monkeyp
 async def test_housekeeping_continues_after_errors(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
     advance = Failing(CircuitBreakers.admit_due_probes)
     monkeypatch.setattr(CircuitBreakers, "admit_due_probes", advance)
-    async with routed(config([replica])):
-        await until(lambda: advance.calls > 4, "ticks after those that failed")
+    async with routed(config([replica])) as harness:
+        await harness.until(lambda: advance.calls > 4, "ticks after those that failed")
 
 
 async def test_other_tasks_run_after_each_slice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,9 @@
-"""Placement seen from outside: affinity, ranks, canaries, prompt structures, agents, routers that share state."""
+"""Placement seen from outside: affinity, ranks, canaries, prompt structures."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
-from collections.abc import Iterator
-from contextlib import ExitStack
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,7 +12,7 @@ from msgspec.structs import replace
 from routing.observability import metrics
 from routing.observability.decision_log import GROUP_S, MAX_PER_S, StructureSampler, structure_json
 from routing.proxy import exchange
-from routing.schema import LeastLoadSettings, LowestCostSettings, PrefixHashSettings, ReplicaConfig, RouterConfig
+from routing.schema import LeastLoadSettings, PrefixHashSettings, RouterConfig
 from routing.settings import STATE_URL, SettingsError, state_exchange
 from tests.fakes.replica import FakeReplica, answering, streaming
 from tests.routing.proxy.harness import (
@@ -28,13 +24,10 @@ from tests.routing.proxy.harness import (
     chat_body,
     config,
     get,
-    post,
     routed,
     samples,
     with_canary,
 )
-from tests.routing.proxy.harness import config as routed_config
-from tests.routing.standin.replica_process import replica_process
 
 RANKS = 2
 
@@ -111,7 +104,7 @@ def structured_body(**fields: Any) -> bytes:
 
 async def test_the_first_decision_of_a_second_describes_its_prompt_without_text(replica: FakeReplica) -> None:
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {"b": 1, "a": 2}}}]
-    async with routed(routed_config([replica])) as harness:
+    async with routed(config([replica])) as harness:
         await harness.chat(structured_body(tools=tools, user="someone"))
         await harness.chat(structured_body())
         _, listed = await harness.admin("GET", "/admin/decisions")
@@ -187,7 +180,7 @@ async def test_a_request_is_sent_before_its_prompt_is_described(
 
     noting("sent", exchange.Exchange, "send_on")
     noting("described", exchange, "structure_json")
-    async with routed(routed_config([replica])) as harness:
+    async with routed(config([replica])) as harness:
         await harness.chat()  # opens the connection
         reported.clear()
         harness.router.services.structure_sampler = StructureSampler()
@@ -224,14 +217,14 @@ def pair(two: list[FakeReplica]) -> list[FakeReplica]:
 async def test_every_figure_has_the_revision_that_placed_the_request(pair: list[FakeReplica]) -> None:
     async with routed(with_canary(pair)) as harness:
         responses = await ask_all(harness)
-        _, listed = await harness.admin("GET", "/admin/decisions")
+        decisions = harness.decisions
         metrics_text = await series(harness)
     reported = [response.headers["x-warmpath-revision"] for response in responses]
     by_revision = {revision: reported.count(revision) for revision in (ACTIVE, CANARY)}
 
     assert min(by_revision.values()) > 0
-    assert [str(decision["revision"]) for decision in listed["decisions"]] == reported
-    arms = {(it["revision"], it["arm"], it["strategy"]) for it in listed["decisions"]}
+    assert [str(decision["revision"]) for decision in decisions] == reported
+    arms = {(it["revision"], it["arm"], it["strategy"]) for it in decisions}
     assert arms == {(1, "active", "prefix_hash"), (2, "canary", "least_load")}
     for name in ("requests_total", "usage_reported_total"):
         counted = dict.fromkeys(by_revision, 0.0)
@@ -270,22 +263,22 @@ async def test_a_retry_stays_with_its_revision(pair: list[FakeReplica]) -> None:
     pair[0].script = answering(b"{}", status=503)
     async with routed(with_canary(pair, 1.0)) as harness:
         responses = await ask_all(harness)
-        _, listed = await harness.admin("GET", "/admin/decisions")
+        decisions = harness.decisions
 
     assert {response.status for response in responses} == {200}
-    assert {(it["revision"], it["arm"]) for it in listed["decisions"]} == {(2, "canary")}
-    assert any(it["retries"] for it in listed["decisions"])
+    assert {(it["revision"], it["arm"]) for it in decisions} == {(2, "canary")}
+    assert any(it["retries"] for it in decisions)
 
 
 async def test_without_a_canary_there_is_no_trace_of_one(pair: list[FakeReplica]) -> None:
     async with routed(config(pair)) as harness:
         [response, *_] = await ask_all(harness)
         models = await harness.send(get(b"/v1/models"))
-        _, listed = await harness.admin("GET", "/admin/decisions")
+        (decision, *_) = harness.decisions
         metrics_text = await series(harness)
 
     assert "x-warmpath-revision" not in response.headers | models.headers
-    assert listed["decisions"][0]["arm"] is None
+    assert decision["arm"] is None
     assert not [name for name in metrics_text if name.startswith(HISTOGRAM)]
 
 
@@ -306,120 +299,6 @@ async def test_the_histogram_stays_for_a_grace_period_after_the_canary(
     assert sum(counted.values()) == PROMPTS  # nothing was added after the end of the canary
     assert not [name for name in after_grace if name.startswith(HISTOGRAM)]
     assert {labels["revision"] for labels, _ in after_grace["warmpath_router_requests_total"]} == {CANARY}
-
-
-# --- A coding agent's conversation through a router to stand-in replicas: it stays where its turns are cached ---
-
-
-JSON = [b"Content-Type: application/json"]
-OPTIONS = ("--enable-auto-tool-choice", "--prefill-rate", "400000", "--step-s", "0.002")
-
-
-@pytest.fixture(scope="module")
-def standins() -> Iterator[RouterConfig]:
-    """A pool of three stand-in replicas."""
-    with ExitStack() as stack:
-        ports = [stack.enter_context(replica_process(*OPTIONS)).port for _ in range(3)]
-        replicas = tuple(
-            ReplicaConfig(name=f"replica-{number}", url=f"http://127.0.0.1:{port}", block_tokens=16)
-            for number, port in enumerate(ports)
-        )
-        whole = config([], settings=LowestCostSettings(), models=("tiny",))
-        yield replace(whole, pools=(replace(whole.pools[0], replicas=replicas),))
-
-
-async def ask(harness: Harness, path: bytes, body: dict[str, Any], headers: list[bytes] = JSON) -> Any:
-    response = await harness.send(post(path, json.dumps(body).encode(), headers))
-    assert response.status == 200, response.body
-    return response
-
-
-# --- sessions as Claude Code sends them ---
-
-TURNS = 20
-AGENT_TOOLS = [
-    {
-        "name": name,
-        "description": f"{name}: what the tool does, when to use it, and what it returns. " * 30,
-        "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
-    }
-    for name in ("Bash", "Edit", "Glob", "Grep", "Read", "Task", "TodoWrite", "Write")
-]
-AGENT_SYSTEM = "You are an agent for software engineering. Follow the instructions below. " * 80
-SUBAGENT_SYSTEM = "You search the files of this project, and report what you found. " * 20
-
-
-def question(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": [{"type": "text", "text": text}]}
-
-
-class Session:
-    """One session of an agent: its headers, its user id, and its growing list of messages."""
-
-    def __init__(self, name: str) -> None:
-        self.id = f"{name}-1fb2-4b0f-9d37-5b7d3f2a8e10"
-        self.user_id = f"user_1f_account_5b1ad4ad-8f6c-4b3a-9f52-0f6f2f0d9d11_session_{self.id}"
-        self.messages: list[Any] = [question(f"{name}: find the defect, and correct it. " * 10)]
-        self.requests = 0
-
-    def body(self, system: str = AGENT_SYSTEM, messages: list[Any] | None = None, **fields: Any) -> dict[str, Any]:
-        """A request, with the attribution line that differs in each one and the mark of the newest message."""
-        self.requests += 1
-        attribution = f"x-anthropic-billing-header: cc_version=2.1.0; cch={self.requests:05x};"
-        *earlier, newest = self.messages if messages is None else messages
-        *blocks, last = newest["content"]
-        marked = newest | {"content": [*blocks, last | {"cache_control": {"type": "ephemeral"}}]}
-        instructions = {"type": "text", "text": system, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
-        return {
-            "model": "tiny",
-            "system": [{"type": "text", "text": attribution}, instructions],
-            "tools": AGENT_TOOLS,
-            "messages": [*earlier, marked],
-            "metadata": {"user_id": self.user_id},
-            **fields,
-        }
-
-    async def turn(self, harness: Harness, number: int) -> None:
-        """Count the tokens, generate, and add the response and the result of a tool."""
-        headers = [*JSON, b"X-Claude-Code-Session-Id: " + self.id.encode()]
-        body = self.body()
-        await ask(harness, b"/v1/messages/count_tokens", body, headers)
-        await ask(harness, b"/v1/messages", body | {"max_tokens": 30, "stream": True}, headers)
-        call = {"type": "tool_use", "id": f"toolu_{number}", "name": "Read", "input": {"path": f"src/{number}.py"}}
-        result = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": f"Line {number}. " * 100}
-        self.messages = [
-            *self.messages,
-            {"role": "assistant", "content": [{"type": "text", "text": f"I read file {number}."}, call]},
-            {"role": "user", "content": [result]},
-        ]
-
-    async def subagent(self, harness: Harness) -> None:
-        """A subagent with the tools of its parent, and a system prompt and messages of its own."""
-        headers = [*JSON, b"X-Claude-Code-Session-Id: " + self.id.encode()]
-        messages = [question(f"{self.id}: which files use the cache? " * 20)]
-        body = self.body(SUBAGENT_SYSTEM, messages, max_tokens=30, stream=True)
-        await ask(harness, b"/v1/messages", body, headers)
-
-
-async def test_twenty_turns_of_an_agent_stay_where_they_are_cached(standins: RouterConfig) -> None:
-    session, other = Session("0c9bd1a0"), Session("7e2f94c1")
-    async with routed(standins) as harness:
-        for number in range(TURNS):
-            await session.turn(harness, number)
-        turns = [decision for decision in harness.decisions if decision["streamed"]]
-        await session.subagent(harness)
-        subagent = harness.decisions[-1]
-        await asyncio.gather(*(agent.turn(harness, TURNS) for agent in (session, other)))
-
-    assert len({turn["replica"] for turn in turns}) == 1
-    for before, turn in pairwise(turns):
-        assert turn["prompt_tokens"] > before["prompt_tokens"]
-        assert turn["cached_tokens"] >= 0.9 * turn["prompt_tokens"]
-    assert subagent["replica"] == turns[-1]["replica"]
-    assert subagent["cached_tokens"] >= 0.8 * subagent["prompt_tokens"]
-
-
-# --- Routers before the same replicas that share their state through a Valkey ---
 
 
 def test_an_invalid_url_is_an_error_that_does_not_show_it() -> None:

@@ -12,7 +12,7 @@ from routing.response_cache.keys import RequestDigests
 from routing.schema import TaskGroupConfig
 from tests.fakes.replica import FakeReplica
 from tests.routing.building import SECRET
-from tests.routing.proxy.harness import Harness, api_key, bearer, config, post, routed, with_keys
+from tests.routing.proxy.harness import Harness, config, post, routed
 
 GREEDY = {"model": "tiny", "messages": [{"role": "user", "content": "What is a prefix cache?"}], "temperature": 0}
 GROUPS = (TaskGroupConfig(name="faq"), TaskGroupConfig(name="other"))
@@ -78,18 +78,6 @@ async def test_a_request_that_no_cache_could_answer_has_no_digest(replica: FakeR
 async def test_a_client_that_wants_no_stored_response_has_no_digest(replica: FakeReplica, directive):
     async with routed(config([replica], groups=GROUPS)) as harness:
         assert await digest_of(harness, GREEDY, b"X-Task-Group: faq", b"Cache-Control: " + directive) is None
-
-
-async def test_keys_of_one_tenant_have_one_digest_and_other_keys_do_not(replica: FakeReplica):
-    tenants = {"red-1": "red", "red-2": "red", "blue": "blue", "loner": None}
-    keys = [api_key(name, f"{name}-secret", tenant=tenant) for name, tenant in tenants.items()]
-    async with routed(with_keys([replica], *keys)) as harness:
-        found = {
-            name: await digest_of(harness, GREEDY, b"X-Task-Group: coding", bearer(f"{name}-secret"))
-            for name in tenants
-        }
-    assert found["red-1"] == found["red-2"] is not None
-    assert len(set(found.values())) == 3
 
 
 async def test_the_digest_is_no_part_of_the_entrys_name_and_needs_the_secret(replica: FakeReplica):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from routing.schema import Access, Alias, ApiKey, Caps, LowestCostSettings, RouterConfig
+from routing.schema import Access, Alias, ApiKey, Caps, LowestCostSettings
 from tests.fakes.replica import Call, FakeReplica, answering, plain_answer, streaming
 from tests.routing.proxy.harness import (
     KEY,
@@ -180,11 +180,6 @@ async def test_other_methods_are_rejected(method: str, path: bytes, allowed: str
     async with routed(config([replica])) as harness:
         response = await harness.send(request_to(method, path))
     assert (response.status, response.headers["allow"], replica.calls) == (405, allowed, [])
-
-
-def with_tenants(replicas: list[FakeReplica]) -> RouterConfig:
-    keys = (api_key("red", tenant="red"), api_key("blue", OTHER, tenant="blue"))
-    return replace(config(replicas, models=("tiny",)), access=Access(keys=keys))
 
 
 @pytest.mark.parametrize(

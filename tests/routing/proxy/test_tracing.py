@@ -5,41 +5,22 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from routing.observability.tracing import MAX_QUEUED, Span, Tracer
-from tests.fakes.otlp_receiver import OtlpReceiver, ReceivedSpan, receiving
+from tests.fakes.otlp_receiver import PARENT, TRACE, OtlpReceiver, server_and_clients
 from tests.fakes.replica import FakeReplica, answering, streaming
 from tests.routing.proxy.disaggregated import DECODE, PREFILL, decoded, prompt, roles
 from tests.routing.proxy.harness import BODY, CHAT, config, post, routed
 from tests.routing.workers.harness import serving
 
-TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED = f"traceparent: 00-{TRACE}-{PARENT}-01".encode()
 UNSAMPLED = f"traceparent: 00-{TRACE}-{PARENT}-00".encode()
 USAGE = {"prompt_tokens": 431, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 416}}
 ANSWER = json.dumps({"choices": [], "usage": USAGE}).encode()
 STREAMED = json.dumps({"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "Say it."}]}).encode()
-
-
-@pytest.fixture
-def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[OtlpReceiver]:
-    """A collector that gets every request that has no parent."""
-    with receiving() as receiver:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
-        monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "1")
-        yield receiver
-
-
-def server_and_clients(collector: OtlpReceiver) -> tuple[ReceivedSpan, list[ReceivedSpan]]:
-    spans = collector.spans
-    (server,) = (span for span in spans if span.is_server)
-    clients = [span for span in spans if not span.is_server]
-    assert {(span.trace_id, span.parent_id) for span in clients} <= {(server.trace_id, server.span_id)}
-    return server, clients
 
 
 async def test_a_request_has_a_server_span_and_a_client_span_that_the_replica_continues(

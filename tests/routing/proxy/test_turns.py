@@ -19,10 +19,9 @@ from typing import Any
 import pytest
 
 from routing.prompt.parsing import COUNTED_BYTES, MAX_INLINE_CONTAINERS, is_large
-from routing.schema import Limits
-from tests.fakes.replica import FakeReplica, answering
+from tests.fakes.replica import FakeReplica
 from tests.pace import cpu_slowness
-from tests.routing.proxy.harness import CHAT, RawClient, api_key, config, get, post, routed, with_keys
+from tests.routing.proxy.harness import CHAT, api_key, config, get, post, routed, with_keys
 
 CONNECTIONS = 50
 SIZE = 256 << 10
@@ -178,36 +177,3 @@ async def test_bodies_of_many_values_hold_nobody_up(shape: str, replica: FakeRep
 )
 def test_a_body_is_large_by_its_bytes_or_by_its_values(body: bytes, expected: bool) -> None:
     assert is_large(body) is expected
-
-
-async def test_pipelined_requests_are_all_answered_in_order(replica: FakeReplica) -> None:
-    """Many more than one iteration handles, between requests that a replica answers, cut anywhere."""
-    replica.script = answering(b'{"usage":{"prompt_tokens":1}}')
-    many = b"".join(get(b"/health") * 40 + get(b"/none") for _ in range(50))
-    sent = post(CHAT) + many + post(CHAT) + many
-    async with routed(config([replica])) as harness, harness.connect() as client:
-        sending = asyncio.create_task(in_pieces(client, sent))
-        expected = [200, *([200] * 40 + [404]) * 50] * 2
-        assert [(await client.read_response()).status for _ in expected] == expected
-        await sending
-        await harness.at_rest()
-
-
-async def in_pieces(client: RawClient, data: bytes) -> None:
-    sizes, at = (1, 5000, 70_000, 300_000), 0
-    while at < len(data):
-        size = sizes[at % len(sizes)]
-        await client.send(data[at : at + size])
-        at += size
-
-
-async def test_a_body_in_many_pieces_arrives_whole(replica: FakeReplica) -> None:
-    replica.script = answering(b"{}")
-    bodies = [b'{"model":"tiny","prompt":"%b"}' % (b"x" * size) for size in (100, 3000, 70_000, 300_000, 1_000_000)]
-    limits = Limits(max_body_bytes=2 << 20)
-    async with routed(config([replica], limits=limits)) as harness, harness.connect() as client:
-        await client.send(b"".join(post(COMPLETIONS, body) + chunked(body[:5000]) for body in bodies))
-        for body in bodies:
-            assert (await client.read_response()).status == 200
-            assert (await client.read_response()).status == (200 if len(body) < 5000 else 400)
-    assert [call.body for call in replica.calls if len(call.body) > 5000] == bodies[2:]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +14,16 @@ from msgspec.structs import replace
 from routing.admin import announce
 from routing.admin.announce import Announcement, announce_forever
 from routing.admin.events import EventSpool
-from routing.health.engine_probe import MAX_METRICS_BYTES
 from routing.schema import (
     Access,
     LowestCostSettings,
     PrefixHashSettings,
-    RouterConfig,
     TaskGroupConfig,
     WarmUp,
 )
-from routing.upstream.client import fetch
 from tests.fakes.control_plane import control_plane
 from tests.fakes.replica import Call, FakeReplica, Script, answering, fake_replicas, plain_answer, resetting
-from tests.routing.proxy.harness import Harness, api_key, bearer, config, routed, samples
+from tests.routing.proxy.harness import api_key, bearer, config, routed, samples
 from tests.routing.proxy.warm_ups import (
     CANARY,
     PREFIXES,
@@ -46,17 +41,30 @@ from tests.routing.proxy.warm_ups import (
     with_traffic,
     with_warm_up,
 )
-from tests.routing.standin.replica_process import replica_process
+
+USAGE = b'{"usage":{"prompt_tokens":300,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":16}}}'
+
+
+def hanging_on_warm_ups(replica: FakeReplica) -> Script:
+    """Answers clients only."""
+
+    async def script(call: Call) -> None:
+        await (call.wait_gone() if call in sent_to_warm(replica) else call.send(plain_answer(b"{}")))
+
+    return script
 
 
 async def test_a_new_replica_gets_its_prefixes_once_before_traffic(three: list[FakeReplica]) -> None:
     async with with_traffic(three) as (harness, new):
+        new.script = answering(USAGE)
         assert (await harness.push(with_warm_up(three), 2))[0] == 200
         await wait_joined(harness, new.name)
         warmed = sent_to_warm(new)
         own = (await preferred_replicas(harness))[new.name]
         assert (await endings(harness, new.name)) == {"complete": 1}
+        own_requests = harness.router.services.own_requests.counts[new.name]
 
+    assert own_requests == (len(warmed), 300 * len(warmed), 16 * len(warmed))
     assert len(own) > 1
     assert sorted(system_prompts(warmed)) == sorted(prefix_text(number) for number in own)
     for call in warmed:
@@ -155,14 +163,8 @@ async def test_the_budget_is_kept(three: list[FakeReplica]) -> None:
 
 
 async def test_the_time_limit_ends_the_warm_up(three: list[FakeReplica]) -> None:
-    async def hanging_on_warm_ups(call: Call) -> None:
-        if call in sent_to_warm(three[2]):
-            await call.wait_gone()
-        else:
-            await call.send(plain_answer(b"{}"))
-
     async with with_traffic(three) as (harness, new):
-        new.script = hanging_on_warm_ups
+        new.script = hanging_on_warm_ups(new)
         await harness.push(with_warm_up(three, WarmUp(time_limit_s=0.3)), 2)
         await new.wait_calls(2)
         await wait_joined(harness, new.name)
@@ -208,11 +210,7 @@ async def test_a_replica_that_goes_down_during_its_warm_up_starts_again(three: l
 async def test_a_request_that_all_others_fail_ends_the_warm_up(three: list[FakeReplica]) -> None:
     """Although the others' health checks still succeed."""
     async with with_traffic(three) as (harness, new):
-
-        async def hanging_on_warm_ups(call: Call) -> None:
-            await (call.wait_gone() if call in sent_to_warm(new) else call.send(plain_answer(b"{}")))
-
-        new.script = hanging_on_warm_ups
+        new.script = hanging_on_warm_ups(new)
         await harness.push(with_warm_up(three, WarmUp(time_limit_s=600)), 2)
         await new.wait_calls(2)
         for replica in three[:2]:
@@ -251,14 +249,7 @@ async def test_a_request_that_the_replica_cannot_serve_ends_no_warm_up(three: li
 async def test_a_request_that_only_this_replica_can_serve_ends_the_warm_up(three: list[FakeReplica]) -> None:
     only = (TaskGroupConfig(name="lonely", replicas=("replica-2",)),)
     async with with_traffic(three) as (harness, new):
-
-        async def hanging_on_warm_ups(call: Call) -> None:
-            if call in sent_to_warm(new):
-                await call.wait_gone()
-            else:
-                await call.send(plain_answer(b"{}"))
-
-        new.script = hanging_on_warm_ups
+        new.script = hanging_on_warm_ups(new)
         await harness.push(with_warm_up(three, WarmUp(time_limit_s=600), groups=only), 2)
         await new.wait_calls(2)
         response = await harness.chat(body(0), headers=[b"X-Task-Group: lonely"])
@@ -344,7 +335,7 @@ async def test_only_prefixes_of_the_replicas_groups_are_sent(three: list[FakeRep
     assert sent_to_warm(three[2]) == []
 
 
-# --- What warm-ups store and report, and that first requests hit the cache after a warm-up ---
+# --- What warm-ups store and report ---
 
 
 async def test_without_warm_up_nothing_is_stored_or_sent(three: list[FakeReplica]) -> None:
@@ -418,69 +409,6 @@ async def test_heartbeats_report_the_progress(three: list[FakeReplica], monkeypa
 
     assert name == new.name
     assert set(progress) == {"prefixes_done", "prefixes", "tokens_done", "tokens"}
-
-
-OPENINGS = 16
-JSON = [b"Content-Type: application/json"]
-
-
-@dataclass
-class StandIn:
-    """A replica process for the harness's configuration."""
-
-    name: str
-    port: int
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-
-async def cached_ratio(harness: Harness, number: int, question: str) -> tuple[str, float]:
-    """The replica, and the cached part of the prompt."""
-    messages = [{"role": "system", "content": prefix_text(number)}, {"role": "user", "content": question}]
-    response = await harness.chat(json.dumps({"model": "tiny", "messages": messages, "max_tokens": 2}).encode(), JSON)
-    usage = json.loads(response.body)["usage"]
-    return response.replica, usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"]
-
-
-async def engine_counts(harness: Harness, replica: str) -> tuple[float, ...]:
-    """Finished requests, prompt tokens and cached tokens, as the engine counts them."""
-    fleet = harness.router.active
-    assert fleet is not None
-    status, text = await fetch(fleet.connection_pools[replica].address, "/metrics", max_bytes=MAX_METRICS_BYTES)
-    assert status == 200
-    counted = samples(text.decode())
-    names = ("request_success_total", "prompt_tokens_total", "prefix_cache_hits_total")
-    return tuple(sum(value for _, value in counted[f"vllm:{name}"]) for name in names)
-
-
-@pytest.mark.parametrize("is_warmed", [True, False])
-async def test_first_requests_to_a_warmed_replica_hit_the_cache(is_warmed: bool) -> None:
-    with ExitStack() as processes:
-        ports = [processes.enter_context(replica_process("--prefill-rate", "80000")).port for _ in range(3)]
-        fleet = [StandIn(f"replica-{number}", port) for number, port in enumerate(ports)]
-
-        def configured(count: int) -> RouterConfig:
-            whole = with_warm_up(fleet[:count])  # type: ignore[arg-type]  # name and url are all that it reads
-            return replace(whole, pools=(replace(whole.pools[0], warm_up=WarmUp() if is_warmed else None),))
-
-        async with routed(configured(2)) as harness:
-            for turn in range(2):
-                for number in range(OPENINGS):
-                    await cached_ratio(harness, number, f"Question {turn}")
-            assert (await harness.push(configured(3), 2))[0] == 200
-            await wait_joined(harness, "replica-2")
-            own = harness.router.services.own_requests.counts.get("replica-2", (0, 0, 0))
-            counted = await engine_counts(harness, "replica-2")
-            first = [await cached_ratio(harness, number, "And now?") for number in range(OPENINGS)]
-            assert (await replica_row(harness, "replica-2"))["health"] == "up"
-
-    assert own == counted
-    assert (own[1] > 500) is is_warmed
-    ratios = [ratio for replica, ratio in first if replica == "replica-2"]
-    assert len(ratios) > 2
-    assert all((ratio > 0.8) is is_warmed for ratio in ratios)
 
 
 async def test_a_replica_that_moves_during_its_warm_up_starts_again(three: list[FakeReplica]) -> None:

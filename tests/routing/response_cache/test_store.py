@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from ssl import SSLContext
-from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
@@ -21,6 +20,7 @@ from routing.response_cache.memory import Entry
 from routing.response_cache.store import FAILURES, FIRST_PAUSE_S, LAST_PAUSE_S, Pause, Store
 from routing.response_cache.store_connection import MAX_LINE_BYTES, MAX_REPLY_BYTES, Address, Reply, StoreConnection
 from tests.fakes.certificates import Authority
+from tests.routing.building import until
 
 CIPHER = AESGCM(bytes(32))
 ENTRY = Entry(1.0, 2.0, False, False, b"\r\n$3\r\n" * 50_000, None, 7)
@@ -67,12 +67,6 @@ async def opened(url: str) -> AsyncIterator[Store]:
         yield store
     finally:
         await store.close()
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def hold(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import signal
@@ -24,10 +23,10 @@ from routing.sharing.exchange import Exchange
 from routing.sharing.transports import MAX_UNACKNOWLEDGED, ServerTransport
 from routing.types import TargetId
 from tests.conftest import running
+from tests.routing.building import until
 
 A, B = TargetId("a"), TargetId("b")
 SECRET, OTHER_SECRET = "5e" * 16, "00" * 16
-DEADLINE_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -80,12 +79,6 @@ async def start(url: str) -> AsyncIterator[Start]:
             return router
 
         yield _start
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def until_peers(*routers: Router) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -13,8 +12,9 @@ from routing.balancing.residency import Residency
 from routing.sharing.exchange import Exchange
 from routing.sharing.transports import MAX_DATAGRAM_BYTES, QUEUE_BYTES, WorkerQueue, WorkerTransport
 from routing.types import TargetId
+from tests.routing.building import until
 
-A, SECRET, ROUTER, DEADLINE_S = TargetId("a"), "5e" * 16, "0a" * 4, 60.0
+A, SECRET, ROUTER = TargetId("a"), "5e" * 16, "0a" * 4
 
 
 class Workers:
@@ -68,12 +68,6 @@ class Worker:
     @property
     def seen(self) -> int:
         return self.loads.load(A).remote_running
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_workers_hear_each_other_and_are_no_other_routers(workers: Workers) -> None:

@@ -118,8 +118,12 @@ async def begun(
     python: str = sys.executable,
     environment: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    open_files: int | None = None,
 ) -> AsyncIterator[Process]:
-    """A starting router with these options; ``environment`` and ``cwd`` default to this process's."""
+    """A starting router with these options; ``environment`` and ``cwd`` default to this process's.
+
+    ``open_files``: the process may raise its limit no further.
+    """
     source = ["--control-plane=http://127.0.0.1:9"]
     if config is not None:
         file = folder / f"{name}.json"
@@ -128,6 +132,8 @@ async def begun(
     ports = [f"--port={port}", "--admin-port=0", "--host=127.0.0.1", "--admin-host=127.0.0.1"]
     where = [f"--name={name}", f"--state-dir={folder / name}"]
     command = [python, "-m", "routing", "serve", *source, *ports, *where, *options]
+    if open_files is not None:
+        command = ["sh", "-c", f'ulimit -n {open_files} && exec "$@"', "sh", *command]
     stderr = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stderr=stderr, env=environment, cwd=cwd)
     async with aiohttp.ClientSession() as http:

@@ -89,110 +89,89 @@ def test_the_metrics_of_a_single_worker_are_exposed_unchanged() -> None:
     assert sorted(text(parse(before)).splitlines()) == sorted(before.splitlines())
 
 
-def test_gauges_add_up_but_a_replica_is_up_only_if_all_workers_find_it_up() -> None:
-    total = totals(MergedMetrics(), [parse(exposed(1, [], up=1)), parse(exposed(2, [], up=0))])
-    assert total["warmpath_router_in_flight"] == 4
-    assert total["warmpath_router_replica_up"] == 0
-    assert total["warmpath_router_requests_total"] == 3
+@pytest.mark.parametrize(
+    ("name", "kind", "by_worker", "expected"),
+    [
+        ("requests_total", "counter", [1, 2], 3),
+        ("in_flight", "gauge", [2, 2], 4),
+        ("replica_up", "gauge", [1, 0], 0),
+        ("response_cache_store_up", "gauge", [1, 1], 1),
+        ("response_cache_store_up", "gauge", [1, 1, 0], 0),
+        ("shared_state_peers", "gauge", [2, 0], 0),
+        ("shared_state_age_seconds", "gauge", [0.05, 0.25], 0.25),
+        ("shared_state_bytes_total", "counter", [100, 20], 120),
+        ("semantic_cache_checks_total", "counter", [3, 4], 7),
+        ("semantic_cache_shared_checks", "gauge", [20, 21], 21),
+        ("semantic_cache_recent_precision_ratio", "gauge", [0.9, 0.95], 0.9),
+        ("kv_events_followed", "gauge", [1, 0], 0),
+        ("kv_events_blocks", "gauge", [500, 400], 500),
+        ("kv_events_offloaded_blocks", "gauge", [500, 400], 500),
+        ("kv_events_lag_seconds", "gauge", [0.25, 0.5], 0.5),
+        ("kv_events_state", "gauge", [1, 1], 2),  # workers that report this state
+        ("kv_events_state_timestamp_seconds", "gauge", [1_700_000_500, 1_700_000_400], 1_700_000_500),
+        ("pool_saturation_ratio", "gauge", [0.25, 0.5], 0.75),
+        ("pool_saturation_ratio", "gauge", [0.75, 0.5, 0.1], 1),
+        ("pool_waiting_work_seconds", "gauge", [1.5, 2.0, 0], 3.5),
+        ("pool_prefill_tokens_per_second", "gauge", [800, 800], 800),
+    ],
+)
+def test_samples_of_workers_add_up_unless_they_are_about_something_that_workers_share(
+    name: str, kind: str, by_worker: list[float], expected: float
+) -> None:
+    workers = [parse("\n".join([*header(name, kind, "."), f"{PREFIX}{name} {value}"])) for value in by_worker]
+
+    assert totals(MergedMetrics(), workers) == {f"{PREFIX}{name}": expected}
 
 
-def test_the_store_of_response_caches_is_up_only_if_all_workers_reach_it() -> None:
-    name = "warmpath_router_response_cache_store_up"
-    workers = [parse(f"# HELP {name} Whether.\n# TYPE {name} gauge\n{name} {value}") for value in (1, 1, 0)]
-
-    assert totals(MergedMetrics(), workers[:2]) == {name: 1}
-    assert totals(MergedMetrics(), workers) == {name: 0}
-
-
-def test_other_routers_are_heard_only_if_all_workers_hear_them_and_their_bytes_add_up() -> None:
-    def of_worker(peers: int, age_s: float, received: int) -> Families:
-        name = "warmpath_router_shared_state_"
-        kinds = {"peers": ("gauge", peers), "age_seconds": ("gauge", age_s), "bytes_total": ("counter", received)}
-        return parse("\n".join(f"# TYPE {name}{key} {kind}\n{name}{key} {it}" for key, (kind, it) in kinds.items()))
-
-    merged = totals(MergedMetrics(), [of_worker(2, 0.05, 100), of_worker(0, 0.25, 20)])
-    assert list(merged.values()) == [0, 0.25, 120]
-
-
-def test_workers_count_checks_of_semantic_caches_together_and_shared_ones_once() -> None:
-    def of_worker(own: int, shared: int, precision: float) -> Families:
-        kinds = {"checks_total": ("counter", own), "shared_checks": ("gauge", shared)}
-        kinds["recent_precision_ratio"] = ("gauge", precision)
-        name = "warmpath_router_semantic_cache_"
-        lines = [f"# HELP {name}{key} Of it.\n# TYPE {name}{key} {kind}" for key, (kind, _) in kinds.items()]
-        samples = [f"{name}{key} {value}" for key, (_, value) in kinds.items()]
-        return parse("\n".join(line for pair in zip(lines, samples, strict=True) for line in pair))
-
-    merged = totals(MergedMetrics(), [of_worker(3, 20, 0.9), of_worker(4, 21, 0.95)])
-    assert {name.removeprefix("warmpath_router_semantic_cache_"): value for name, value in merged.items()} == {
-        "checks_total": 7,
-        "shared_checks": 21,
-        "recent_precision_ratio": 0.9,
-    }
-
-
-def test_events_are_followed_only_if_all_workers_follow_them_and_their_blocks_count_once() -> None:
-    def of_worker(followed: int, blocks: int, lag_s: float) -> Families:
-        gauges = {"followed": followed, "blocks": blocks, "offloaded_blocks": blocks, "lag_seconds": lag_s, "state": 1}
-        gauges["state_timestamp_seconds"] = 1_700_000_000 + blocks
-        lines = [
-            f"# HELP warmpath_router_kv_events_{name} Of a replica.\n# TYPE warmpath_router_kv_events_{name} gauge\n"
-            f"warmpath_router_kv_events_{name} {value}"
-            for name, value in gauges.items()
-        ]
-        return parse("\n".join(lines))
-
-    total = totals(MergedMetrics(), [of_worker(1, 500, 0.25), of_worker(0, 400, 0.5)])
-    assert total == {
-        "warmpath_router_kv_events_followed": 0,
-        "warmpath_router_kv_events_blocks": 500,
-        "warmpath_router_kv_events_offloaded_blocks": 500,
-        "warmpath_router_kv_events_lag_seconds": 0.5,
-        "warmpath_router_kv_events_state": 2,  # workers that report this state
-        "warmpath_router_kv_events_state_timestamp_seconds": 1_700_000_500,
-    }
+def row(health: str = "up", breaker: str = "closed", running: int = 0, **fields: Any) -> dict[str, Any]:
+    """A replica as a worker sees it."""
+    load = {"running": running, "waiting_tokens": 10 * running}
+    state = {"health": health, "breaker": breaker, "reason": f"{health} {breaker}", "share": 1.0, "last_ok_at": None}
+    ranks = [load, {"running": 0, "waiting_tokens": 0}]
+    return {"pool": "chat", "name": "a", **state, **load, "connections": 1, "warming": None, "ranks": ranks, **fields}
 
 
 def test_a_replica_has_the_worst_state_that_any_worker_reports() -> None:
-    def row(health: str, breaker: str, share: float, running: int, last_ok_at: str | None) -> dict[str, Any]:
-        state = {"health": health, "breaker": breaker, "reason": f"{health} {breaker}", "share": share}
-        load = {"running": running, "waiting_tokens": 10 * running, "connections": 1, "warming": None}
-        ranks = [{"running": running, "waiting_tokens": 10 * running}, {"running": 0, "waiting_tokens": 0}]
-        return {"pool": "chat", "name": "a", **state, **load, "ranks": ranks, "last_ok_at": last_ok_at}
-
-    up, open_ = row("up", "closed", 1.0, 1, "2026-01-01T00:00:01"), row("up", "open", 0.25, 2, "2026-01-01T00:00:02")
-    down, unknown = row("down", "closed", 1.0, 3, None), row("unknown", "closed", 1.0, 0, None)
-    half_open = row("up", "half_open", 0.0, 0, None)
+    up = row(running=1, last_ok_at="2026-01-01T00:00:01")
+    open_ = row("up", "open", 2, share=0.25, last_ok_at="2026-01-01T00:00:02")
+    down, unknown = row("down", running=3), row("unknown")
+    half_open = row("up", "half_open", share=0.0)
     for rows, reason, breaker in (
         ([up, open_, down], "down closed", "open"),
         ([up, open_], "up open", "open"),
         ([up, half_open, down], "down closed", "half_open"),
         ([unknown, up], "up closed", "closed"),
     ):
-        [merged] = merged_rows([row] for row in rows)
+        [merged] = merged_rows([one] for one in rows)
         assert (merged["reason"], merged["health"], merged["breaker"]) == (reason, reason.split()[0], breaker)
-        assert merged["share"] == min(row["share"] for row in rows)
+        assert merged["share"] == min(one["share"] for one in rows)
         assert merged["ranks"] == [
             {"running": merged["running"], "waiting_tokens": merged["waiting_tokens"]},
             {"running": 0, "waiting_tokens": 0},
         ]
-        assert merged["running"] * 10 == merged["waiting_tokens"] == sum(row["waiting_tokens"] for row in rows)
+        assert merged["running"] * 10 == merged["waiting_tokens"] == sum(one["waiting_tokens"] for one in rows)
     assert merged_rows([[unknown], [unknown]])[0]["last_ok_at"] is None
     assert merged_rows([[up], [open_]])[0]["last_ok_at"] == "2026-01-01T00:00:02"
 
 
 def test_each_event_stream_is_that_of_the_worker_which_knows_least() -> None:
-    def row(*states: str) -> dict[str, Any]:
-        known = {"health": "up", "breaker": "closed", "share": 1.0, "warming": None, "ranks": [], "last_ok_at": None}
-        loads = {"running": 0, "waiting_tokens": 0, "connections": 0}
-        streams = [{"rank": rank, "state": state} for rank, state in enumerate(states)] or None
-        return {"pool": "chat", "name": "a", **known, **loads, "kv_events": streams}
+    def streams(*states: str) -> list[dict[str, Any]]:
+        return [row(kv_events=[{"rank": rank, "state": state} for rank, state in enumerate(states)] or None)]
 
-    rows = row("following", "estimated"), row("replaying", "partial"), row("partial", "following")
-    [merged] = merged_rows([one] for one in rows)
+    by_worker = streams("following", "estimated"), streams("replaying", "partial"), streams("partial", "following")
+    [merged] = merged_rows(by_worker)
 
     assert merged["kv_events"] == [{"rank": 0, "state": "replaying"}, {"rank": 1, "state": "estimated"}]
-    assert merged_rows([[row()], [row()]])[0]["kv_events"] is None
+    assert merged_rows([streams(), streams()])[0]["kv_events"] is None
+
+
+def test_warm_up_progress_is_summed_over_workers() -> None:
+    one = {"prefixes_done": 1, "prefixes": 3, "tokens_done": 100, "tokens": 300}
+    two = {"prefixes_done": 0, "prefixes": 2, "tokens_done": 0, "tokens": 500}
+    both = merged_rows([[row(warming=one)], [row(warming=two)], [row()]])[0]["warming"]
+
+    assert both == {"prefixes_done": 1, "prefixes": 5, "tokens_done": 100, "tokens": 800}
+    assert merged_rows([[row()], [row()]])[0]["warming"] is None
 
 
 def test_counters_of_an_exited_worker_stay_and_its_gauges_go() -> None:
@@ -249,24 +228,3 @@ def test_label_values_are_unescaped() -> None:
     sample = 'm{pool="a\\"b\\\\c\\n",group="",replica="r{}, =",policy="p",revision="12",le="0.5"}'
     assert series_key(sample) == ('a"b\\c\n', "", "r{}, =", "p", 12)
     assert series_key("process_cpu_seconds_total") == ("", "", "", "", 0)
-
-
-def test_the_saturation_of_workers_adds_up_to_at_most_1_and_their_prefill_rate_is_not_added() -> None:
-    def worker(ratio: float, waiting_s: float) -> Families:
-        figures = (("saturation_ratio", ratio), ("waiting_work_seconds", waiting_s), ("prefill_tokens_per_second", 800))
-        return parse(
-            "\n".join(
-                line
-                for name, value in figures
-                for line in (
-                    *header(f"pool_{name}", "gauge", "."),
-                    f'{PREFIX}pool_{name}{{pool="chat"}} {value}',
-                )
-            )
-        )
-
-    def merged(*workers: Families) -> list[float]:
-        return list(totals(MergedMetrics(), list(workers)).values())
-
-    assert merged(worker(0.25, 1.5), worker(0.5, 2.0)) == [0.75, 3.5, 800]
-    assert merged(worker(0.75, 1.5), worker(0.5, 2.0), worker(0.1, 0)) == [1, 3.5, 800]

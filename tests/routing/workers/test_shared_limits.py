@@ -22,7 +22,7 @@ from tests.pace import slowdown
 from tests.routing.proxy.harness import CHAT, api_key, bearer, config, connect, post, with_keys
 from tests.routing.workers.harness import DEADLINE_S, Process, serving, worker_of
 
-WORKERS = 8
+WORKERS = 4
 
 
 class Counting:
@@ -98,7 +98,7 @@ async def test_the_rate_of_an_api_key_holds_for_all_workers_together(replica: Fa
     key = api_key(requests_per_s=rate, burst=burst)
     seen: Counter[int] = Counter()
     workers: set[str] = set()
-    async with serving(tmp_path, with_keys([replica], key), "--workers=4") as router:
+    async with serving(tmp_path, with_keys([replica], key), "--workers=2") as router:
         begun = monotonic()
 
         async def go_on() -> None:

@@ -100,11 +100,11 @@ async def test_a_prompt_that_one_worker_has_sent_is_found_cached_by_all(
         replica.script = HeldIfAsked()
     prompt = "A document that is long enough to be cached. " * 60
     asked = {"path": "/v1/chat/completions", "body": msgspec.json.decode(chat_body(text=prompt))}
-    async with serving(tmp_path, config(four, settings=LowestCostSettings()), "--workers=3") as router:
+    async with serving(tmp_path, config(four, settings=LowestCostSettings()), "--workers=2") as router:
         sent = await router.chat(chat_body(text=prompt))
 
         async def all_find_it() -> bool:
-            found = [(await router.admin("POST", "/admin/explain", json=asked))[1] for _ in range(3)]
+            found = [(await router.admin("POST", "/admin/explain", json=asked))[1] for _ in range(2)]
             return all((it["replica"], it["reason"]) == (sent.replica, "hit") for it in found)
 
         await router.until(all_find_it, "all workers to find the prompt")

@@ -16,7 +16,6 @@ from tests.routing.proxy.harness import CHAT, config, connect, post
 from tests.routing.workers.harness import DEADLINE_S, Process, begun, serving
 
 WORKERS = pytest.mark.parametrize("workers", [1, 2])
-STOPS = pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
 
 
 async def first_moment(router: Process) -> None:
@@ -56,8 +55,7 @@ async def test_a_router_starts_although_it_gets_sighups_from_the_beginning(
         assert await router.end() == 0
 
 
-@STOPS
-@WORKERS
+@pytest.mark.parametrize(("workers", "stop"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
 async def test_a_router_that_is_stopped_before_it_serves_exits_cleanly(
     workers: int, stop: signal.Signals, replica: FakeReplica, tmp_path: Path
 ) -> None:
@@ -72,9 +70,8 @@ def is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-@STOPS
 async def test_a_router_that_is_stopped_while_its_workers_start_leaves_none_behind(
-    stop: signal.Signals, replica: FakeReplica, tmp_path: Path
+    replica: FakeReplica, tmp_path: Path
 ) -> None:
     async with begun(tmp_path, config([replica]), "--workers=2") as router:
 
@@ -83,7 +80,7 @@ async def test_a_router_that_is_stopped_while_its_workers_start_leaves_none_behi
 
         await router.until(has_workers, "the workers' processes")
         workers = router.workers
-        assert await router.end(stop) == 0
+        assert await router.end(signal.SIGINT) == 0
 
         async def are_gone() -> bool:
             return not any(map(is_there, workers))

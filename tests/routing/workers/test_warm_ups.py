@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
-
 from routing.schema import WarmUp
-from routing.workers.multiprocess import merged_rows
-from tests.fakes.replica import FakeReplica, fake_replicas
+from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import samples
 from tests.routing.proxy.warm_ups import PREFIXES, body, prefix_text, sent_to_warm, system_prompts, with_warm_up
 from tests.routing.workers.harness import serving
 
 TURNS = 24  # so that whichever worker an opening is of meets it twice
-
-
-@pytest.fixture
-async def three() -> AsyncIterator[list[FakeReplica]]:
-    async with fake_replicas(3) as replicas:
-        yield replicas
 
 
 async def test_workers_divide_the_prefixes_of_a_warm_up(three: list[FakeReplica], tmp_path: Path) -> None:
@@ -45,16 +35,3 @@ async def test_workers_divide_the_prefixes_of_a_warm_up(three: list[FakeReplica]
     assert len({call.header(b"x-request-id")[0].split(b"-")[2] for call in warmed}) == 2
     assert len(system_prompts(warmed)) == len(set(system_prompts(warmed)))
     assert set(system_prompts(warmed)) == {prefix_text(number) for number in own}
-
-
-def test_warm_up_progress_is_summed_over_workers() -> None:
-    def row(**fields: object) -> dict[str, object]:
-        base = {"pool": "p", "name": "a", "health": "up", "breaker": "closed", "ranks": [], "share": 1.0}
-        return {**base, "running": 0, "waiting_tokens": 0, "connections": 0, "last_ok_at": None, **fields}
-
-    one = {"prefixes_done": 1, "prefixes": 3, "tokens_done": 100, "tokens": 300}
-    two = {"prefixes_done": 0, "prefixes": 2, "tokens_done": 0, "tokens": 500}
-    both = merged_rows([[row(warming=one)], [row(warming=two)], [row(warming=None)]])[0]["warming"]
-
-    assert both == {"prefixes_done": 1, "prefixes": 5, "tokens_done": 100, "tokens": 800}
-    assert merged_rows([[row(warming=None)], [row(warming=None)]])[0]["warming"] is None
