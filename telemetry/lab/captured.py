@@ -84,25 +84,26 @@ def replay_input(traffic: CapturedTraffic) -> ReplayInput:
     block_tokens = max(usual, ceil(float(tokens.sum()) / MAX_IDS))
     counts = -(-tokens // block_tokens)
     output_tokens = _output_tokens(traffic)
-    ids = _ids(traffic, counts, steps, block_tokens, usual)
+    ids, known = _ids(traffic, counts, steps, block_tokens, usual)
     starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    starts, ids = _with_output_ids(
-        traffic, starts, ids, tokens // block_tokens, (tokens + output_tokens) // block_tokens
-    )
+    whole = (tokens + output_tokens) // block_tokens
+    starts, ids = _with_output_ids(traffic, starts, ids, known=known, full=tokens // block_tokens, whole=whole)
     return ReplayInput(block_tokens, usual, tokens, output_tokens, starts, ids)
 
 
 def _with_output_ids(
-    traffic: CapturedTraffic, starts: Integers, ids: Hashes, full: Integers, whole: Integers
+    traffic: CapturedTraffic, starts: Integers, ids: Hashes, *, known: Integers, full: Integers, whole: Integers
 ) -> tuple[Integers, Hashes]:
     """Append ids of generated tokens where a later prompt contains them, as the next turn of a conversation does.
 
-    ``full``: whole blocks of each prompt; ``whole``: of prompt and output. Engines cache generated tokens too. The last
-    id of a sampled prompt may not be its own, so only a prompt of the same session continues it.
+    ``known``: blocks of each prompt with an id from a hash; ``full``: its whole blocks; ``whole``: of prompt and
+    output. Engines cache generated tokens too. Where the end of a prompt has no hash of its own, because it ends within
+    a block of bytes or is sampled, only a prompt of the same session continues it.
     """
-    is_exact, sessions = traffic.requests.sample_ratios >= 1, traffic.sessions
-    continued = np.flatnonzero((full > 0) & (whole > full))
-    last_ids = ids[starts[continued] + full[continued] - 1]
+    last = np.minimum(known, full)
+    is_exact, sessions = (traffic.requests.sample_ratios >= 1) & (known >= full), traffic.sessions
+    continued = np.flatnonzero((last > 0) & (whole > last))
+    last_ids = ids[starts[continued] + last[continued] - 1]
     order = np.argsort(last_ids, kind="stable")
     found = np.searchsorted(last_ids[order], ids)
     is_last = np.append(last_ids[order], np.uint64(0))[np.minimum(found, len(order))] == ids
@@ -112,7 +113,7 @@ def _with_output_ids(
     owners = np.repeat(np.arange(len(full)), np.diff(starts))
     for at in np.flatnonzero(is_last).tolist():
         request, owner = by_last_id[int(ids[at])], int(owners[at])
-        count = min(int(whole[request] - full[request]), int(starts[owner] + full[owner]) - at - 1)
+        count = min(int(whole[request] - last[request]), int(starts[owner] + full[owner]) - at - 1)
         is_next = bool(is_exact[request]) or bool(sessions[request] and sessions[request] == sessions[owner])
         if owner > request and count > 0 and is_next and request not in later:
             later[request] = (at + 1, count)
@@ -122,9 +123,9 @@ def _with_output_ids(
         if request not in later:
             parts.append(ids[begin:end])
             continue
-        source, count = later[request]
-        parts.append(np.concatenate((ids[begin : begin + int(full[request])], ids[source : source + count])))
-        lengths[request] = full[request] + count
+        (source, count), own_end = later[request], begin + int(last[request])
+        parts.append(np.concatenate((ids[begin:own_end], ids[source : source + count], ids[own_end + count : end])))
+        lengths[request] = len(parts[-1])
     return np.concatenate(([0], np.cumsum(lengths))).astype(np.int64), np.concatenate(parts) if parts else ids
 
 
@@ -160,8 +161,13 @@ def _output_tokens(traffic: CapturedTraffic) -> Integers:
     )
 
 
-def _ids(traffic: CapturedTraffic, counts: Integers, steps: Integers, block_tokens: int, usual: int) -> Hashes:
-    """Ids of all prompts; a block of bytes has ``usual`` tokens, times ``RATIO_STEP`` for each step."""
+def _ids(
+    traffic: CapturedTraffic, counts: Integers, steps: Integers, block_tokens: int, usual: int
+) -> tuple[Hashes, Integers]:
+    """(ids of all prompts, how many of each prompt are from a hash).
+
+    A block of bytes has ``usual`` tokens, times ``RATIO_STEP`` for each step.
+    """
     requests = traffic.requests
     rows = np.repeat(np.arange(len(counts)), counts)
     numbers = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)  # of the block in its prompt
@@ -173,7 +179,7 @@ def _ids(traffic: CapturedTraffic, counts: Integers, steps: Integers, block_toke
     salt = numbers * 4 + sources.kinds + (steps[rows] << 40)
     mixed = _mixed(sources.hashes ^ _mixed(salt.astype(np.uint64)))
     unique = _mixed(np.arange(1, len(rows) + 1, dtype=np.uint64) ^ np.uint64(0xA5A5A5A5A5A5A5A5))
-    return np.where(is_known, mixed, unique)
+    return np.where(is_known, mixed, unique), np.bincount(rows[is_known], minlength=len(counts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,8 +279,8 @@ def calibrate(measured: Outcome, replayed: Outcome, rows: Booleans | None = None
         problems.append("No response reports its cached tokens: start vLLM with --enable-prompt-tokens-details.")
     elif abs(error := model.hit_rate - real.hit_rate) > MAX_HIT_ERROR:
         problems.append(
-            f"The replay's hit rate of the active policy is {100 * model.hit_rate:.1f} %, measured were "
-            f"{100 * real.hit_rate:.1f} %: a difference of {100 * abs(error):.1f} points, limit "
+            f"The replay's hit rate of the newer half of the counted requests is {100 * model.hit_rate:.1f} %, "
+            f"measured were {100 * real.hit_rate:.1f} %: a difference of {100 * abs(error):.1f} points, limit "
             f"{100 * MAX_HIT_ERROR:.0f}."
         )
     if real.ttft_p50_s is None or model.ttft_p50_s is None:
@@ -295,8 +295,8 @@ def _ttft_problem(name: str, measured_s: float | None, replayed_s: float | None)
     if not measured_s or replayed_s is None or abs(error := replayed_s / measured_s - 1) <= MAX_TTFT_ERROR:
         return []
     return [
-        f"The replay's TTFT {name} of the active policy is {replayed_s:.3f} s, measured were {measured_s:.3f} s: a "
-        f"difference of {100 * abs(error):.0f} %, limit {100 * MAX_TTFT_ERROR:.0f} %."
+        f"The replay's TTFT {name} of the newer half of the counted requests is {replayed_s:.3f} s, measured were "
+        f"{measured_s:.3f} s: a difference of {100 * abs(error):.1f} %, limit {100 * MAX_TTFT_ERROR:.0f} %."
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from controlplane.services.policies.settings import are_equal_settings
 from controlplane.web.tags import MINUS
-from telemetry.lab.predictions import MAX_TTFT_ERROR, Interval, Verdict, interval_text, overload_text
+from telemetry.lab.predictions import Interval, Verdict, interval_text, overload_text
 from telemetry.models import WhatIf
 from telemetry.web.breakdown_figures import Sketch, draw_lines
 
@@ -95,18 +95,6 @@ def _difference(interval: dict[str, float] | None, unit: str) -> str:
     found = Interval(**interval)
     text = interval_text(found)
     return f"{interval_text(found, found.value)} {unit} ({text})".replace("-", MINUS) if text else "no difference"
-
-
-def replay_errors(rows: Sequence[Row]) -> list[str]:
-    """How the replay of the active policy differs from what was measured, where that is too much for a prediction."""
-    if len(rows) < 2 or not rows[0].figures or not rows[1].figures:
-        return []
-    errors = []
-    for name, label in (("ttft_p50_s", "TTFT p50"), ("ttft_p95_s", "TTFT p95")):
-        measured, replayed = rows[0].figures[name], rows[1].figures[name]
-        if measured and replayed is not None and abs(error := replayed / measured - 1) > MAX_TTFT_ERROR:
-            errors.append(f"{label}: replayed {replayed:.3g} s, measured {measured:.3g} s ({100 * error:+.0f} %)")
-    return errors
 
 
 def charts_of(what_if: WhatIf, rows: Sequence[Row]) -> list[tuple[str, Sketch]]:

@@ -34,7 +34,7 @@ from telemetry.services.lab.what_ifs import (
     what_ifs_of_settings,
 )
 from telemetry.web.lab_figures import ERROR_FIGURES, error_figure
-from telemetry.web.what_if_figures import Row, charts_of, ranked_rows, replay_errors, rows_of
+from telemetry.web.what_if_figures import Row, charts_of, ranked_rows, rows_of
 
 WINDOWS = (("300", "Last 5 minutes"), ("1800", "Last 30 minutes"), ("7200", "Last 2 hours"), ("21600", "Last 6 hours"))
 LISTED = 30
@@ -164,7 +164,6 @@ def what_if_page(request: HttpRequest, what_if_id: int) -> HttpResponse:
         "result": result,
         "rows": [(row, _draft_action(what_if, row)) for row in rows],
         "best": next((row for row in rows[2:3] if row.rank[0] == 0), None),
-        "errors": replay_errors(rows),
         "charts": charts_of(what_if, rows) if result else [],
         "groups": [
             (name, [(row.name, row.groups.get(name)) for row in rows[1:]])
@@ -211,7 +210,6 @@ def what_if_draft(request: HttpRequest, policy_id: int) -> HttpResponse:
         "what_if": what_if,
         "compared": [("Now, replayed", rows[1]), ("This draft", rows[number + 2])] if rows else [],
         "row": rows[number + 2] if rows else None,
-        "ttft_errors": replay_errors(rows),
         "error": error,
         "doubt": doubt,
         "finding": finding_in(doubt, policy.pool),

@@ -87,6 +87,20 @@ def test_ids_of_generated_tokens_come_from_the_next_turn() -> None:
     assert first == second[:6]  # three blocks of the prompt, three of the response, which the next prompt contains
 
 
+@pytest.mark.parametrize(("session", "repeated"), [(7, 6), (0, 3)])
+def test_a_prompt_that_ends_within_a_block_is_continued_by_its_session(session: int, repeated: int) -> None:
+    tokens = 4 * HASH_TOKENS
+    turn = request(
+        0, [1, 2, 3], prompt_tokens=tokens, estimate_tokens=tokens - 1
+    )  # the fourth block of bytes has no hash
+    following = request(1, [1, 2, 3, 4, 5, 6, 7])
+    generated = np.array([2.0 * HASH_TOKENS, 10.0])
+
+    first, second = ids_of([turn, following], generated_tokens=generated, sessions=np.full(2, session, np.uint64))
+
+    assert shared(first, second) == repeated
+
+
 def test_a_response_that_no_prompt_repeats_has_no_ids() -> None:
     first, _ = ids_of([request(0, [1, 2, 3]), request(1, [1, 2, 9])], generated_tokens=np.array([640.0, 640.0]))
     assert len(first) == 4
