@@ -257,7 +257,7 @@ def _run_canary(policy: RoutingPolicy, settings: dict[str, str], *, by: User, ve
         record_ack(router.pk, number=newest.number, sha256=newest.sha256)
     advance_rollouts()
     hit_rate = {"name": "hit_rate", "unit": "ratio", "baseline": 0.634, "canary": 0.411, "limit": 0.584}
-    detail = "Hit rate 41.1 %, baseline 63.4 %: 22.3 points less (certain above 4.1)."
+    detail = "Hit rate 41.1 %, baseline 63.4 %: 22.3 points less than expected (certain above 4.1)."
     ttft = {"name": "ttft_p95_s", "unit": "seconds", "baseline": 0.31, "canary": None, "limit": 0.39}
     readings = [
         {**hit_rate, "verdict": verdict, "detail": detail},

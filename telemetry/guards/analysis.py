@@ -165,7 +165,7 @@ class _Comparison:
         values = (
             f"{label} {_percent(canary)}{_past(cells.before, 0)}, baseline {_percent(baseline)}{_past(cells.before, 1)}"
         )
-        points = f"{abs(whole.value) * 100:.1f} points {'more' if whole.value > 0 else 'less'}"
+        points = f"{abs(whole.value) * 100:.1f} points {'more' if whole.value > 0 else 'less'} than expected"
         detail = f"{values}: {points} (certain above {certain.margin * 100:.1f})."
         is_worse = worse * whole.value >= allowed and worse * certain.value > certain.margin
         verdict = _verdict(is_worse=is_worse, is_fine=worse * whole.value + whole.margin < allowed)

@@ -369,6 +369,15 @@ def test_a_canary_past_a_limit_or_named_by_an_alert_is_first_of_all_aborted(visi
     assert "Charts are drawn from the second result on." in text  # a single point has no chart
 
 
+def test_a_line_beyond_the_limit_is_not_said_to_be_rolled_back_while_the_result_is_inconclusive(visitor, analyzed):
+    for _ in range(2):
+        verdict(analyzed, "inconclusive", [{**EARLY[0], "limit": 0.55}])
+    text = page(visitor, analyzed)
+    assert "would be rolled back" not in text
+    assert "beyond the limit" in text
+    assert "rolled back when it is beyond a limit and certainly worse than before" in text
+
+
 def test_the_axis_of_a_short_chart_has_seconds_and_no_label_beyond_its_end(visitor, analyzed, clock):
     for after_s in (250, 310, 370):
         clock(after_s)

@@ -56,7 +56,7 @@ def message(number=7, state="firing", **changes):
 
 ROLLED_BACK = (
     "Revision 5 of chat was rolled back automatically: Hit rate 41.0 % (60.0 % before), "
-    "baseline 61.0 % (60.0 % before): 20.0 points less (certain above 4.1)."
+    "baseline 61.0 % (60.0 % before): 20.0 points less than expected (certain above 4.1)."
 )
 ROLLOUT = Message(
     "msg_1",

@@ -164,7 +164,7 @@ def test_a_harmful_canary_is_rolled_back_with_its_figures(pool, routers, begin, 
     assert past["at"] == rollout.readings_at.isoformat()
     assert past["figures"][0] == {name: hits[name] for name in PAST_FIGURE}
     text = r"Hit rate \d+\.\d % \(\d+\.\d % before\), baseline \d+\.\d % \(\d+\.\d % before\): "
-    assert re.fullmatch(text + r"\d+\.\d points less \(certain above \d+\.\d\)\.", rollout.why)
+    assert re.fullmatch(text + r"\d+\.\d points less than expected \(certain above \d+\.\d\)\.", rollout.why)
     assert pool.policies.get(group=None).live().number == 1
 
 
