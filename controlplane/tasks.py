@@ -43,10 +43,10 @@ def reconcile_routers() -> None:
     """Push to every router that runs another configuration or fell silent, and mark lost routers."""
     record_worker_seen(timezone.now())
     with isolated_items(PeriodicTask.CONFIG_PUSHES) as item:
+        with item("lost routers"):  # first: a push waits for a router that does not respond
+            mark_lost_routers()
         with item("push"):
             _push(None)
-        with item("lost routers"):
-            mark_lost_routers()
 
 
 @shared_task(acks_late=True, ignore_result=True)

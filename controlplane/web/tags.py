@@ -38,7 +38,7 @@ _TONES = {  # of badges, by the stored or shown word
         "unchecked", "other key",
     ),
     "bad": (
-        "failing", "down", "firing", "nack", "failed", "lost", "rejected", "dead", "unreachable",
+        "failing", "down", "firing", "nack", "failed", "lost", "silent", "rejected", "dead", "unreachable",
         "rolled_back", "critical", "fired", "cut off", "apart",
     ),
     "cold": ("cold", "restart"),

@@ -28,6 +28,7 @@ from django.utils import timezone
 
 from controlplane.isolation import EXPIRES, failing_items, is_late, worker_silence_s
 from controlplane.models import ConfigSnapshot, ItemFailure, PeriodicTask, Rollout, Router, WorkerLiveness
+from controlplane.services.routers import responding
 from controlplane.services.snapshots import newest_snapshot
 from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import evaluate, last_evaluation
@@ -50,7 +51,6 @@ from telemetry.storage.locks import EVALUATE, advisory_lock
 from telemetry.storage.reachable import MIN_WINDOW, reachable_by_pool
 
 log = logging.getLogger(__name__)
-HEARTBEAT_S = 10.0  # interval of a router's heartbeats
 LATE_INTERVALS = 3  # work that is overdue by more than this many intervals is late
 DELIVERY_EVERY_S = 5  # the interval at which beat starts deliveries
 CHECK_EVERY_S = 10.0
@@ -265,15 +265,13 @@ def _schedule_query() -> tuple[str, tuple[Any, ...]]:
     zero = Value(0.0, FloatField())
     evaluations = EvaluationState.objects.filter(Exists(AlertRule.objects.filter(enabled=True)))
     failures = ItemFailure.objects.filter(at__gt=_COMPILED_AT - EXPIRES)
-    seen = Q(last_seen_at__gte=_COMPILED_AT - timedelta(seconds=HEARTBEAT_S))
-    responds = Q(lost_at=None) & (seen | Q(scrape_state__failures=0) | Q(scrape_state=None))
     refused = ScrapeShard.objects.exclude(refused_since=None)
     rows = _grouped(ScrapeShard.objects.all(), Value(SCRAPING), Min("due_at"), Max("lag_s")).union(
         _grouped(evaluations, Value(EVALUATING), Min("at"), zero),
         _grouped(OutboxState.objects.all(), Value(DELIVERING), Min(Least("read_at", "due_since")), zero),
         _grouped(WorkerLiveness.objects.all(), Value(WORKER), Min("seen_at"), zero),
         _grouped(failures, F("task"), Min("since"), _count()),
-        _grouped(Router.objects.all(), Value(ROUTERS), Max("last_seen_at"), _count(responds)),
+        _grouped(Router.objects.all(), Value(ROUTERS), Max("last_seen_at"), _count(responding(_COMPILED_AT))),
         _grouped(refused, Value(REFUSED), Min("refused_since"), zero),
         _grouped(Channel.objects.all(), Value(CHANNELS), Max("created_at"), _count(Q(enabled=True))),
         all=True,

@@ -8,10 +8,11 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from django.db.models import F
+from django.db.models import F, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.urls import reverse
+from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods
 
@@ -19,7 +20,7 @@ from controlplane.errors import ConflictError
 from controlplane.models import ConfigSnapshot, Router
 from controlplane.push.client import signing_key_id
 from controlplane.services.impact import Effect, effects_of_configurations
-from controlplane.services.routers import remove_router
+from controlplane.services.routers import remove_router, responding
 from controlplane.services.snapshots import newest_snapshot
 from controlplane.web.base import confirm_page, current_user, render_live, requested_sort
 
@@ -31,6 +32,7 @@ UNAFFECTED = {  # by status; {} is what the router runs
     "rejected": "It continues to serve with {}, which it validated. The push is retried every 20 s.",
     "unreachable": "It continues to serve with {}, as last reported. The push is retried within 20 s.",
     "pending": "It serves with {} until it acknowledges.",
+    "silent": "If it runs, it continues to serve with {}. It counts as lost after 30 s without a heartbeat.",
     "lost": "If it runs, it continues to serve with its stored configuration, and receives the newest when it is back.",
 }
 SIGNATURES = {  # by what routers report: (shown, explanation)
@@ -113,11 +115,16 @@ class Convergence:
 def convergence() -> Convergence:
     """The state of every router. Two queries."""
     newest = newest_snapshot()
-    return Convergence(newest, lines_of(Router.objects.annotate(shared=F("scrape_state__shared_state")), newest))
+    return Convergence(newest, lines_of(_annotated(), newest))
+
+
+def _annotated() -> QuerySet[Any]:
+    """Routers with what ``lines_of`` needs."""
+    return Router.objects.annotate(shared=F("scrape_state__shared_state"), responds=responding(timezone.now()))
 
 
 def lines_of(routers: Iterable[Any], newest: ConfigSnapshot | None) -> list[RouterLine]:
-    """Each router, with what it shares as ``shared``, compared with the newest configuration."""
+    """Each router, with the columns of ``_annotated``, compared with the newest configuration."""
     listed = list(routers)
     sharing = sum(router.lost_at is None and bool(router.shared) for router in listed)
     return [_line(router, newest, _shared_state(router.shared, sharing - 1)) for router in listed]
@@ -129,7 +136,7 @@ def _shared_state(shared: dict[str, float] | None, others: int) -> SharedState |
     return SharedState(int(shared.get("peers", 0)), others, shared.get("age_s"), shared.get("bytes_per_s"))
 
 
-def _line(router: Router, newest: ConfigSnapshot | None, shared_state: SharedState | None = None) -> RouterLine:
+def _line(router: Any, newest: ConfigSnapshot | None, shared_state: SharedState | None = None) -> RouterLine:
     status, reason = _status(router, newest)
     behind = newest.number - router.running_number if newest and router.running_number else None
     signature = _signature(router)
@@ -154,8 +161,10 @@ def _signature(router: Router) -> tuple[str, str]:
     return SIGNATURES.get(state, (state, ""))
 
 
-def _status(router: Router, newest: ConfigSnapshot | None) -> tuple[str, str]:
+def _status(router: Any, newest: ConfigSnapshot | None) -> tuple[str, str]:
     """The status and its reason: the most specific one first."""
+    if not router.responds and not router.lost_at:
+        return "silent", f"No heartbeat for {router.silent_for_s(timezone.now()):.0f} s, and scrapes fail."
     if newest and router.runs(newest.number, newest.sha256):
         return (
             ("lost", "No heartbeat. It ran this configuration when last seen.") if router.lost_at else ("in sync", "")
@@ -181,7 +190,7 @@ def router_list(request: HttpRequest) -> HttpResponse:
 @never_cache
 def router_detail(request: HttpRequest, router_id: int) -> HttpResponse:
     """One router: status, missing changes and events."""
-    router = get_object_or_404(Router, pk=router_id)
+    router = get_object_or_404(_annotated(), pk=router_id)
     newest = newest_snapshot()
     nack_at = (router.last_nack or {}).get("at")
     context = {

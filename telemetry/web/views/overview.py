@@ -15,6 +15,7 @@ from django.views.decorators.http import require_GET
 
 from controlplane.models import OPEN_ROLLOUTS, Event, Pool, Replica, Rollout, RolloutState, Router, TaskGroup
 from controlplane.services.policies.rollout_transitions import scope_text
+from controlplane.services.routers import responding
 from controlplane.web.base import render_live, requested_sort
 from telemetry.lab.breakdown import LOSS_TEXTS, Breakdown, actionable_losses
 from telemetry.metrics.windows import Window
@@ -139,7 +140,7 @@ def _overview(request: HttpRequest, state: PageState) -> dict[str, Any]:
         "losses": _largest_losses(pools, breakdowns),
         "policies": policies_in_use(pools),
         "rollouts": _open_rollouts(pools),
-        "routers": Router.objects.aggregate(total=Count("pk"), up=Count("pk", filter=Q(lost_at=None))),
+        "routers": Router.objects.aggregate(total=Count("pk"), up=Count("pk", filter=responding(timezone.now()))),
         "pool": pools[0] if len(pools) == 1 else None,
         "scaling": scaling_of(pools, now, fleet)[0] if len(pools) == 1 else None,
         "incident": len(pools) == 1 and open_alerts(pools[0]).filter(HIT_RATE_FELL).exists(),

@@ -75,6 +75,14 @@ def test_a_router_without_a_configuration(visitor, pool):
     assert "has no configuration yet and reports not ready on /readyz" in text
 
 
+def test_a_router_that_no_longer_responds_is_not_in_sync(visitor, router):
+    ScrapeState.objects.create(router=router, at=timezone.now(), failures=1)
+    Router.objects.update(last_seen_at=timezone.now() - timedelta(seconds=12))
+    for text in (page(visitor, router).text, visitor.get("/routers/").text):
+        assert "in sync" not in text
+        assert "No heartbeat for 12 s, and scrapes fail." in text
+
+
 def lose(router):
     Router.objects.filter(pk=router.pk).update(last_seen_at=timezone.now() - timedelta(minutes=5))
     mark_lost_routers()

@@ -179,6 +179,8 @@ def test_when_no_router_responds_the_overview_says_so_within_15_seconds(visitor,
     for second, shown in ((9, False), (11, is_shown)):
         with time_machine.travel(noon + timedelta(seconds=second), tick=False):
             assert ('id="router-outage"' in visitor.get("/status/").text) is shown
+            up = Router.objects.filter(lost_at=None).count() - (second >= 11)
+            assert f"{up} of {Router.objects.count()} routers" in visitor.get("/").text
 
 
 def test_when_the_disk_is_full_the_page_says_so(visitor, fleet, noon):
