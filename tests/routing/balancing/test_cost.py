@@ -176,25 +176,18 @@ def test_crowded_caches_avoid_copies_even_if_replicas_are_idle() -> None:
     assert fleet.choose(100).target == a
 
 
-@pytest.mark.parametrize(("requests", "stays"), [(7, True), (20, False)])
-def test_a_long_new_prompt_ignores_a_few_running_requests_at_its_preferred_replica(requests: int, stays: bool) -> None:
+@pytest.mark.parametrize(("tokens", "requests", "stays"), [(8000, 7, True), (8000, 20, False), (100, 2, False)])
+def test_only_long_new_prompts_ignore_a_few_running_requests_at_their_preferred_replica(
+    tokens: int, requests: int, stays: bool
+) -> None:
     idle, busy = Fleet(4), Fleet(4)
-    preferred_replica = idle.choose(8000).target
+    preferred_replica = idle.choose(tokens).target
     for _ in range(requests):
         busy.tracker.dispatch(preferred_replica, 0)
 
-    assert (busy.choose(8000).target == preferred_replica) is stays
+    assert (busy.choose(tokens).target == preferred_replica) is stays
     busy.queue(preferred_replica, 1000)
-    assert busy.choose(8000).target != preferred_replica
-
-
-def test_a_short_prompt_avoids_a_few_running_requests_at_its_preferred_replica() -> None:
-    idle, busy = Fleet(4), Fleet(4)
-    preferred_replica = idle.choose(100).target
-    for _ in range(2):
-        busy.tracker.dispatch(preferred_replica, 0)
-
-    assert busy.choose(100).target != preferred_replica
+    assert busy.choose(tokens).target != preferred_replica
 
 
 @pytest.mark.parametrize("count", [12, MAX_COMPARED, MAX_COMPARED + 4])

@@ -82,16 +82,6 @@ def test_a_header_that_names_no_group_is_ignored() -> None:
     assert matched([EVERY_RULE[MatchedBy.MODEL]], request(group="no-such")) == ("by-model", MatchedBy.MODEL)
 
 
-@pytest.mark.parametrize(
-    ("session", "name"),
-    [("agent-", "agents"), ("agent-7", "agents"), ("agent-code-7", "coding"), ("Agent-7", ""), ("x-agent-7", "")],
-)
-def test_the_longest_session_prefix_wins(session: str, name: str) -> None:
-    groups = [group("agents", session_prefixes=("agent-",)), group("coding", session_prefixes=("agent-code-",))]
-
-    assert matched(groups, request(session=session))[0] == name
-
-
 @pytest.mark.parametrize(("key", "name"), [("red", "exact"), ("red-2", "any-red"), ("redder", "any-red"), ("blue", "")])
 def test_an_api_key_is_claimed_by_name_or_by_prefix(key: str, name: str) -> None:
     groups = [group("exact", api_keys=("red",)), group("any-red", api_key_prefixes=("red",))]
@@ -212,11 +202,9 @@ def test_a_marker_boundary_needs_a_text() -> None:
 
 
 @given(
-    st.sets(st.text("ab", min_size=1, max_size=4), max_size=6), st.text("abc", max_size=6), st.none() | st.just("red")
+    st.sets(st.text("ab", min_size=1, max_size=4), max_size=6), st.text("abA", max_size=6), st.none() | st.just("red")
 )
-def test_a_request_matches_at_most_one_group_whatever_the_order(
-    prefixes: set[str], session: str, key: str | None
-) -> None:
+def test_the_longest_session_prefix_wins_whatever_the_order(prefixes: set[str], session: str, key: str | None) -> None:
     groups = [group(f"g{number}", session_prefixes=(prefix,)) for number, prefix in enumerate(sorted(prefixes))]
     query = request(session=session, key=key)
     longest = max((prefix for prefix in prefixes if session.startswith(prefix)), key=len, default=None)

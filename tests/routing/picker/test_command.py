@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from routing.schema import dump_snapshot
 from routing.settings import SettingsError, read_picker_settings, read_settings
-from tests.fakes.replica import FakeReplica
-from tests.routing.picker.streams import EnvoyStream, connected, health
+from tests.routing.picker.streams import EnvoyStream, connected, health, replicas
 from tests.routing.proxy.harness import config
+from tests.routing.workers.harness import serving
 
 CONFIG = ["--config", "fleet.json", "--name", "picker-1"]  # of the README's command
 
@@ -39,36 +37,18 @@ def test_a_router_has_no_fallbacks_and_a_picker_no_workers(capsys: pytest.Captur
 
 
 async def test_the_command_serves_until_a_signal(tmp_path: Path) -> None:
-    replica = FakeReplica("replica-0")
-    replica.port = 1
-    (tmp_path / "fleet.json").write_bytes(dump_snapshot(config([replica]), 1).document)
-    command = [sys.executable, "-m", "routing", "picker", *CONFIG, "--port", "0", "--admin-port", "0"]
-    process = subprocess.Popen(command, cwd=tmp_path, env=_environment(), stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        line = next(line for line in process.stderr if "is ready" in line)
-        port = int(line.split("http://127.0.0.1:")[1].split(" ")[0])
-        async with connected(port) as channel:
+    async with serving(tmp_path, config(replicas(1)), subcommand="picker") as picker:
+        async with connected(picker.port) as channel:
             assert await health(channel, "readiness") == 1
             assert (await EnvoyStream(channel).request()).endpoints == ["127.0.0.1:1"]
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
-    finally:
-        process.kill()
-        process.communicate()
+        assert await picker.end() == 0
 
 
 def test_without_its_packages_the_command_names_the_extra(tmp_path: Path) -> None:
     (tmp_path / "grpc.py").write_text("raise ImportError('no grpc')")
-    environment = _environment()
-    environment["PYTHONPATH"] = f"{tmp_path}:{environment['PYTHONPATH']}"
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[3]}"}
     command = [sys.executable, "-m", "routing", "picker", *CONFIG]
     process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     assert process.returncode == 2
     assert "warmpath[picker]" in process.stderr
-
-
-def _environment() -> dict[str, str]:
-    root = str(Path(__file__).parents[3])
-    return os.environ | {"PYTHONPATH": ":".join(filter(None, [root, os.environ.get("PYTHONPATH")]))}

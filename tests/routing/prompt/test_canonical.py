@@ -34,15 +34,6 @@ def test_prompts_that_begin_alike_have_a_common_prefix(beginning: Any, first: An
     assert chat(*beginning, *second).data.startswith(shared)
 
 
-def test_texts_that_differ_at_the_end_have_a_common_prefix() -> None:
-    document = "A long document. " * 100
-
-    one = canonical(COMPLETIONS, {"prompt": document + "What does it say?"}).data
-    other = canonical(COMPLETIONS, {"prompt": document + "Who wrote it, and why?"}).data
-
-    assert one[: len(document)] == other[: len(document)]
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
     [

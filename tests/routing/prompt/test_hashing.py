@@ -225,11 +225,6 @@ def test_each_block_is_hashed_with_the_hash_before_it() -> None:
     assert block_hashes(HASHER, of_bytes(data)).tolist() == [first, second]
 
 
-@given(length=st.integers(0, 5 * BLOCK_BYTES))
-def test_only_whole_blocks_are_hashed(length: int) -> None:
-    assert len(block_hashes(HASHER, of_bytes(b"x" * length))) == length // BLOCK_BYTES
-
-
 @given(
     blocks=st.lists(st.sampled_from([b"a", b"b"]), min_size=1, max_size=6),
     others=st.lists(st.sampled_from([b"a", b"b"]), min_size=1, max_size=6),

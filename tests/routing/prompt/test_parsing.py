@@ -36,10 +36,6 @@ def test_a_chat_body_is_parsed_and_other_fields_are_skipped() -> None:
     assert [(message.role, message.content) for message in body.messages] == [("user", "Hi")]
 
 
-def test_a_model_may_be_missing() -> None:
-    assert parse_body(CHAT, b'{"messages":[]}').model is None
-
-
 @pytest.mark.parametrize(
     ("body", "param", "reason"),
     [

@@ -119,6 +119,7 @@ async def begun(
     environment: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     open_files: int | None = None,
+    subcommand: str = "serve",
 ) -> AsyncIterator[Process]:
     """A starting router with these options; ``environment`` and ``cwd`` default to this process's.
 
@@ -131,7 +132,7 @@ async def begun(
         source = [f"--config={file}"]
     ports = [f"--port={port}", "--admin-port=0", "--host=127.0.0.1", "--admin-host=127.0.0.1"]
     where = [f"--name={name}", f"--state-dir={folder / name}"]
-    command = [python, "-m", "routing", "serve", *source, *ports, *where, *options]
+    command = [python, "-m", "routing", subcommand, *source, *ports, *where, *options]
     if open_files is not None:
         command = ["sh", "-c", f'ulimit -n {open_files} && exec "$@"', "sh", *command]
     stderr = asyncio.subprocess.PIPE

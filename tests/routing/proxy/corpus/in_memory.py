@@ -102,6 +102,17 @@ PIECES = (
 )
 
 
+def in_pieces(raw: bytes, chance: random.Random) -> list[list[bytes]]:
+    """Some bytes whole, one by one if they are few, and cut at random twice."""
+    ways = [[raw]]
+    if len(raw) < 1000:
+        ways.append([raw[at : at + 1] for at in range(len(raw))])
+    for _ in range(2 if len(raw) > 1 else 0):
+        cuts = sorted(chance.sample(range(1, len(raw)), min(len(raw) - 1, chance.randrange(1, 9))))
+        ways.append([raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)])
+    return ways
+
+
 def damaged(raw: bytes, chance: random.Random) -> bytes:
     """The same bytes with a few pieces inserted, removed, doubled or changed."""
     for _ in range(chance.choice((1, 1, 2, 3))):

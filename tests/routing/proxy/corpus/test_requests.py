@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from routing.schema import HealthCheck, Limits
+from tests.routing.proxy.corpus.in_memory import in_pieces
 from tests.routing.proxy.corpus.readers import PARSERS, PROBE_PATH, Recorder, recording
 from tests.routing.proxy.corpus.requests import (
     FOLLOWER,
@@ -24,7 +25,6 @@ from tests.routing.proxy.harness import Harness, RawClient, config, routed
 on_one_loop = pytest.mark.asyncio(loop_scope="module")
 LIMITS = Limits(max_header_bytes=MAX_HEADER_BYTES, max_body_bytes=MAX_BODY_BYTES)
 HEALTH = HealthCheck(path=PROBE_PATH, interval_s=3600)
-CUTS = 2  # random ways to cut a vector, besides whole and byte by byte
 
 
 @dataclass
@@ -61,14 +61,7 @@ def ways_to_send(vector: Vector) -> list[list[bytes]]:
     # Closing may reset a client that goes on sending, so bytes to be ignored come with the last byte.
     glued = follower if vector.closes and not vector.is_refused else b""
     raw = vector.raw if glued else vector.raw + follower
-    chance = random.Random(vector.name)
-    ways = [[raw]]
-    if len(raw) < 1000:
-        ways.append([raw[at : at + 1] for at in range(len(raw))])
-    for _ in range(CUTS):
-        cuts = sorted(chance.sample(range(1, len(raw)), min(len(raw) - 1, chance.randrange(1, 9))))
-        ways.append([raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)])
-    return [[*way[:-1], way[-1] + glued] for way in ways]
+    return [[*way[:-1], way[-1] + glued] for way in in_pieces(raw, random.Random(vector.name))]
 
 
 async def send(client: RawClient, pieces: list[bytes]) -> None:

@@ -9,23 +9,12 @@ import pytest
 
 from routing.schema import HealthCheck
 from tests.fakes.replica import Call, FakeReplica, Script
+from tests.routing.proxy.corpus.in_memory import in_pieces
 from tests.routing.proxy.corpus.responses import CHUNKS, VECTORS, Fate, Vector, chunks, head
 from tests.routing.proxy.harness import CHAT, Harness, config, post, routed
 
 NEVER_DOWN = HealthCheck(failures=100, interval_s=3600)
 SOUND = (head(), chunks(CHUNKS), head(), chunks(CHUNKS))
-CUTS = 2  # random ways to cut a response, besides whole and byte by byte
-
-
-def ways_to_send(raw: bytes) -> list[list[bytes]]:
-    ways = [[raw]]
-    if len(raw) < 1000:
-        ways.append([raw[at : at + 1] for at in range(len(raw))])
-    chance = random.Random(len(raw))
-    for _ in range(CUTS if len(raw) > 1 else 0):
-        cuts = sorted(chance.sample(range(1, len(raw)), min(len(raw) - 1, chance.randrange(1, 6))))
-        ways.append([raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)])
-    return ways
 
 
 def sending(pieces: list[bytes], *, ends: bool) -> Script:
@@ -105,7 +94,7 @@ async def test_each_response_is_read_the_same_way_however_it_is_cut(vector: Vect
             two[0].script = two[1].script = sending([sound], ends=True)
             assert (await harness.chat()).body == b"hello"
         await no_connections(harness)
-        for pieces in ways_to_send(vector.raw):
+        for pieces in in_pieces(vector.raw, random.Random(len(vector.raw))):
             for replica in two:
                 replica.script = sending(pieces, ends=vector.ends)
             await EXPECT[vector.fate](vector, harness, two)
