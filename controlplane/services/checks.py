@@ -138,3 +138,10 @@ def check_destination(path: str, secret: str, *, before: str, after: str) -> Non
     """
     if before != after:
         raise InvalidError(path, f"the address changed: enter the {secret} for the new address, or remove it")
+
+
+def checked_text(path: str, text: str, expected: str = "", *, at_most: int) -> str:
+    """A text without spaces around it; InvalidError if it is empty or too long."""
+    if not text.strip() or len(text) > at_most:
+        raise InvalidError(path, f"expected {expected}1 to {at_most} characters")
+    return text.strip()

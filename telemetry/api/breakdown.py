@@ -13,6 +13,7 @@ from rest_framework.response import Response
 
 from controlplane.api.fields import ByName, SchemaField
 from controlplane.api.views import TransactionalView
+from controlplane.api.viewsets.base import validated_query
 from controlplane.models import Pool
 from telemetry.api.serializers import SeriesQuery, window_of
 from telemetry.api.viewsets import selected_pools
@@ -121,9 +122,7 @@ class BreakdownView(TransactionalView):
     @extend_schema(parameters=[BreakdownQuery], responses=BreakdownResponse)
     def get(self, request: Request) -> Response:
         """The breakdown from the reachable to the delivered hit rate, in five-minute bins, with each step's loss."""
-        query = BreakdownQuery(data=request.query_params, context={"request": request})
-        query.is_valid(raise_exception=True)
-        params: dict[str, Any] = query.validated_data
+        params = validated_query(BreakdownQuery, request)
         pool, window, group = params["pool"], params["window"], params.get("group")
         breakdown = breakdown_of(pool, window, group)
         reachable, curve = reachable_share([pool.name], window, group=group), curve_of(pool)
@@ -219,10 +218,9 @@ class ReconciliationView(TransactionalView):
     @extend_schema(parameters=[ReconciliationQuery], responses=ReconciliationResponse)
     def get(self, request: Request) -> Response:
         """Three hit rates of each replica, their largest difference, and the verdict."""
-        query = ReconciliationQuery(data=request.query_params, context={"request": request})
-        query.is_valid(raise_exception=True)
-        window = query.validated_data["window"]
-        pools = selected_pools(request, query.validated_data.get("pool"))
+        params = validated_query(ReconciliationQuery, request)
+        window = params["window"]
+        pools = selected_pools(request, params.get("pool"))
         rows = reconcile(Fleet(Subject(pools)), window)
         return Response(
             {"start": window.start, "end": window.end, "replicas": [_reconciliation_as_json(row) for row in rows]}

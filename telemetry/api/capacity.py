@@ -19,6 +19,7 @@ from rest_framework.response import Response
 
 from controlplane.api.fields import ByName, serializer_of
 from controlplane.api.views import TransactionalView
+from controlplane.api.viewsets.base import validated_query
 from controlplane.models import Pool
 from telemetry.api.breakdown import BreakdownQuery
 from telemetry.lab.shared_cache import tier_parameters, tiers_of
@@ -60,9 +61,7 @@ class CapacityView(TransactionalView):
     @extend_schema(parameters=[CapacityQuery], responses=serializer_of(Sizing))
     def get(self, request: Request) -> Response:
         """Savings a day in time and money, the newest capacity sweep, and what other caches would bring."""
-        query = CapacityQuery(data=request.query_params, context={"request": request})
-        query.is_valid(raise_exception=True)
-        params: dict[str, Any] = query.validated_data
+        params = validated_query(CapacityQuery, request)
         return Response(to_builtins(sizing_of(params["pool"], params["window"], tiers_of(params))))
 
 
@@ -85,9 +84,7 @@ class ResponseCachesView(TransactionalView):
     @extend_schema(parameters=[BreakdownQuery], responses=serializer_of(ResponseCaches))
     def get(self, request: Request) -> Response:
         """Requests, tokens, prefill time and money that no replica had to spend, and evidence of a semantic cache."""
-        query = BreakdownQuery(data=request.query_params, context={"request": request})
-        query.is_valid(raise_exception=True)
-        params: dict[str, Any] = query.validated_data
+        params = validated_query(BreakdownQuery, request)
         pool, window, name = params["pool"], params["window"], params.get("group")
         figures = response_cache_figures([pool], window, group=name)
         group = None if name is None else pool.groups.filter(name=name).first()
@@ -115,6 +112,5 @@ class ScalingView(TransactionalView):
     @extend_schema(parameters=[ScalingQuery], responses=serializer_of(PoolScaling))
     def get(self, request: Request) -> Response:
         """Saturation, waiting work and recommended replicas of a pool, as of the newest scrapes."""
-        query = ScalingQuery(data=request.query_params, context={"request": request})
-        query.is_valid(raise_exception=True)
-        return Response(to_builtins(scaling_of([query.validated_data["pool"]], timezone.now())[0]))
+        params = validated_query(ScalingQuery, request)
+        return Response(to_builtins(scaling_of([params["pool"]], timezone.now())[0]))

@@ -20,7 +20,7 @@ from controlplane.api.auth import actor, signed_in_user
 from controlplane.api.filters import InstantFilter
 from controlplane.api.pagination import NewestFirst
 from controlplane.api.views import TransactionalView
-from controlplane.api.viewsets.base import NUMBER, CrudViewSet, ReadViewSet
+from controlplane.api.viewsets.base import NUMBER, CrudViewSet, ReadViewSet, validated_query
 from controlplane.errors import InvalidError
 from controlplane.models import Pool
 from telemetry.api import serializers as s
@@ -155,9 +155,7 @@ class SeriesView(TransactionalView):
     @extend_schema(parameters=[s.SeriesQuery], responses=s.SeriesResponse)
     def get(self, request: Request) -> Response:
         """Values by step; null is a gap with its reason in ``state``. A step has the samples read after its start."""
-        query = s.SeriesQuery(data=request.query_params, context={"request": request})
-        query.is_valid(raise_exception=True)
-        params: dict[str, Any] = query.validated_data
+        params = validated_query(s.SeriesQuery, request)
         window = params["window"]
         figure = figure_of(params["metric"], params.get("by"))
         lines = figure.query(Subject(selected_pools(request, params.get("pool"))), fit_window(window))
@@ -178,9 +176,8 @@ class PromptsView(TransactionalView):
     @extend_schema(parameters=[s.PromptsQuery], responses=s.PromptsResponse)
     def get(self, request: Request) -> Response:
         """Findings of every task group with described prompts, largest loss first."""
-        query = s.PromptsQuery(data=request.query_params, context={"request": request})
-        query.is_valid(raise_exception=True)
-        pools = selected_pools(request, query.validated_data.get("pool"))
+        params = validated_query(s.PromptsQuery, request)
+        pools = selected_pools(request, params.get("pool"))
         groups = lint_prompts(None if pools is None else [pool.name for pool in pools], timezone.now())
         return Response(s.PromptsResponse({"groups": groups}).data)
 

@@ -9,7 +9,7 @@ error of block sampling (SHARDS) is independent of that and is added to the inte
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -59,10 +59,6 @@ class Figures:
     ttft_p99_s: float | None
     prefill_gpu_s: float | None  # over all engines
     load_max_over_mean: float | None  # requests
-
-    def as_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return asdict(self)
 
 
 def figures(outcome: Outcome, rows: Booleans | None = None) -> Figures:
@@ -123,10 +119,6 @@ class Difference:
     ttft_p50: Interval | None  # relative: -0.5 is half
     ttft_p95: Interval | None
     prefill: Interval | None  # relative
-
-    def as_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return asdict(self)
 
 
 class Verdict(StrEnum):

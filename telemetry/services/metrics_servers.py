@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from django.contrib.auth.models import User
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import QuerySet
 from msgspec import Meta
 
@@ -18,7 +18,7 @@ from controlplane.encryption import encrypt
 from controlplane.errors import InvalidError, NameTakenError
 from controlplane.models import EventKind, Pool
 from controlplane.models.fleet import NextVersion
-from controlplane.services.checks import address_of, check_destination, check_replica_url, lock_row
+from controlplane.services.checks import address_of, check_destination, check_replica_url, lock_row, unique_or
 from controlplane.services.events import record_event
 from telemetry.models import MetricsServer, ReadPool
 from telemetry.scraping.merge import ScrapeFailure
@@ -94,7 +94,8 @@ def create_server(
     """Add a server; its pools are read from it from the next cycle on. InvalidError, NameTakenError."""
     server = MetricsServer()
     _apply_settings(server, settings, credentials)
-    _save(server)
+    with unique_or(lambda _: NameTakenError("Prometheus server", server.name)):
+        server.save()
     _set_pools(server, pools)
     _record(EventKind.METRICS_SERVER_CREATED, f"Prometheus server {server.name} was added.", server, None, by)
     return server
@@ -117,7 +118,8 @@ def update_server(
     if server.encrypted is not None and credentials is None:
         check_destination("$.credentials", "token or password", before=address, after=address_of(server.url))
     server.version = NextVersion()  # for a change of its pools, which are another table's rows
-    _save(server)
+    with unique_or(lambda _: NameTakenError("Prometheus server", server.name)):
+        server.save()
     if pools is not None:
         _set_pools(server, pools)
     _record(EventKind.METRICS_SERVER_CHANGED, f"Prometheus server {server.name} was changed.", server, before, by)
@@ -203,14 +205,6 @@ def _set_pools(server: MetricsServer, pools: Iterable[Pool]) -> None:
         raise InvalidError("$.pools", f"pool {other.pool.name} is read from {other.server.name}: remove it there first")
     server.read_pools.exclude(pool__in=by_id).delete()
     ReadPool.objects.bulk_create([ReadPool(pool=pool, server=server) for pool in by_id.values()], ignore_conflicts=True)
-
-
-def _save(server: MetricsServer) -> None:
-    try:
-        with transaction.atomic():
-            server.save()
-    except IntegrityError:
-        raise NameTakenError("Prometheus server", server.name) from None
 
 
 def _record(

@@ -13,10 +13,11 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from functools import cache, partial
+from operator import attrgetter
 from typing import Any
 
 from django.conf import settings
@@ -32,7 +33,7 @@ from controlplane.services.routers import responding
 from controlplane.services.snapshots import newest_snapshot
 from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import evaluate, last_evaluation
-from telemetry.metrics.windows import ReachableShare, Window
+from telemetry.metrics.windows import Window
 from telemetry.models import (
     Alert,
     AlertRule,
@@ -45,7 +46,7 @@ from telemetry.models import (
     ScrapeShard,
     ScrapeState,
 )
-from telemetry.services.lab.scaling import PoolScaling, scaling_of
+from telemetry.services.lab.scaling import scaling_of
 from telemetry.services.notifications.outbox import deliver_due
 from telemetry.storage.locks import EVALUATE, advisory_lock
 from telemetry.storage.reachable import MIN_WINDOW, reachable_by_pool
@@ -76,28 +77,32 @@ def shard_lag_s(shard: ScrapeShard, now: datetime) -> float:
     return max(shard.lag_s, (now - shard.due_at).total_seconds() - settings.SCRAPE_INTERVAL_S)
 
 
-SHARD_METRICS: tuple[tuple[str, str, Callable[[ScrapeShard, datetime], float | None]], ...] = (
-    ("scrape_lag_seconds", "How far scraping is behind schedule.", shard_lag_s),
-    ("scrape_took_seconds", "How long the last cycle took.", lambda shard, _: shard.took_s),
-    ("scrape_missed_ticks", "Cycles that were missed.", lambda shard, _: shard.missed),
-    ("scrape_targets", "Replicas and routers scraped.", lambda shard, _: shard.targets),
-    ("scrape_failures", "Scrapes that failed in the last cycle.", lambda shard, _: shard.failures),
+Reader = Callable[[Any], float | None]
+# Name, text, and the value of a row.
+SHARD_METRICS: tuple[tuple[str, str, Reader], ...] = (
+    ("scrape_took_seconds", "How long the last cycle took.", attrgetter("took_s")),
+    ("scrape_missed_ticks", "Cycles that were missed.", attrgetter("missed")),
+    ("scrape_targets", "Replicas and routers scraped.", attrgetter("targets")),
+    ("scrape_failures", "Scrapes that failed in the last cycle.", attrgetter("failures")),
 )
-REACHABLE_METRICS: tuple[tuple[str, str, Callable[[ReachableShare], float]], ...] = (
-    ("reachable_ratio", "Reachable share of prompt tokens, 0 to 1.", lambda share: share.ratio),
-    ("reachable_standard_error", "Standard error of reachable_ratio.", lambda share: share.standard_error),
-    ("reachable_requests", "Requests from which reachable_ratio is computed.", lambda share: share.requests),
+REACHABLE_METRICS: tuple[tuple[str, str, Reader], ...] = (
+    ("reachable_ratio", "Reachable share of prompt tokens, 0 to 1.", attrgetter("ratio")),
+    ("reachable_standard_error", "Standard error of reachable_ratio.", attrgetter("standard_error")),
+    ("reachable_requests", "Requests from which reachable_ratio is computed.", attrgetter("requests")),
 )
-SCALING_METRICS: tuple[tuple[str, str, Callable[[PoolScaling], float | None]], ...] = (
-    (
-        "pool_saturation_ratio",
-        "Load of a pool's replicas, 0 to 1, over all routers.",
-        lambda pool: pool.saturation_ratio,
-    ),
-    ("pool_waiting_work_seconds", "Time that a pool's waiting tokens need.", lambda pool: pool.waiting_work_s),
-    ("pool_replicas", "Active replicas of a pool that were scraped lately.", lambda pool: pool.replicas),
-    ("pool_recommended_replicas", "Replicas that a pool needs.", lambda pool: pool.recommended_replicas),
+SCALING_METRICS: tuple[tuple[str, str, Reader], ...] = (
+    ("pool_saturation_ratio", "Load of a pool's replicas, 0 to 1, over all routers.", attrgetter("saturation_ratio")),
+    ("pool_waiting_work_seconds", "Time that a pool's waiting tokens need.", attrgetter("waiting_work_s")),
+    ("pool_replicas", "Active replicas of a pool that were scraped lately.", attrgetter("replicas")),
+    ("pool_recommended_replicas", "Replicas that a pool needs.", attrgetter("recommended_replicas")),
 )
+
+
+def _metrics_of(label: str, rows: Mapping[str, Any], metrics: Sequence[tuple[str, str, Reader]]) -> Iterable[OwnMetric]:
+    """The metrics of some rows, by the value of their label."""
+    for name, text, value_of in metrics:
+        for key, row in rows.items():
+            yield OwnMetric(name, text, value_of(row), ((label, key),))
 
 
 def refused_since() -> datetime | None:
@@ -118,9 +123,10 @@ def own_metrics(now: datetime) -> list[OwnMetric]:
     evaluated = last_evaluation()
     scraped = ScrapeState.objects.aggregate(Max("at"))["at__max"]
     refused_s = _age_s(refused_since(), now) or 0.0
-    shards = list(ScrapeShard.objects.order_by("number"))
+    shards = {str(shard.number): shard for shard in ScrapeShard.objects.order_by("number")}
+    lag = ("scrape_lag_seconds", "How far scraping is behind schedule.", partial(shard_lag_s, now=now))
     reachable = reachable_by_pool(None, Window(now - MIN_WINDOW, now, MIN_WINDOW.total_seconds()))
-    scalings = scaling_of(None, now)
+    scalings = {scaling.pool: scaling for scaling in scaling_of(None, now)}
     return [
         *_router_metrics(desired, now),
         OwnMetric("outbox_pending", "Notifications that wait for delivery.", outbox["waiting"]),
@@ -133,21 +139,9 @@ def own_metrics(now: datetime) -> list[OwnMetric]:
         OwnMetric("worker_silence_seconds", "Time since a worker last ran scheduled work.", worker_silence_s(now)),
         OwnMetric("scrape_age_seconds", "Time since the fleet was last scraped.", _age_s(scraped, now)),
         OwnMetric("readings_refused_seconds", "How long the database has lacked space for readings.", refused_s),
-        *(
-            OwnMetric(name, text, value_of(shard, now), (("shard", str(shard.number)),))
-            for name, text, value_of in SHARD_METRICS
-            for shard in shards
-        ),
-        *(
-            OwnMetric(name, text, value_of(share), (("pool", pool),))
-            for name, text, value_of in REACHABLE_METRICS
-            for pool, share in reachable.items()
-        ),
-        *(
-            OwnMetric(name, text, value_of(scaling), (("pool", scaling.pool),))
-            for name, text, value_of in SCALING_METRICS
-            for scaling in scalings
-        ),
+        *_metrics_of("shard", shards, [lag, *SHARD_METRICS]),
+        *_metrics_of("pool", reachable, REACHABLE_METRICS),
+        *_metrics_of("pool", scalings, SCALING_METRICS),
         *(
             OwnMetric(
                 "failing_items", "Items of a periodic task whose last run failed.", count, (("task", task.value),)

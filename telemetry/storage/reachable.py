@@ -25,24 +25,24 @@ MIN_WINDOW = timedelta(minutes=30)  # shorter windows start earlier, because the
 
 def reachable_share(pools: Sequence[str] | None, window: Window, *, group: str | None = None) -> ReachableShare | None:
     """The share of some pools together (None: all), or of one task group ("": requests of no group)."""
-    return _share(_bins(pools, window, group).aggregate(**_SUMS), window)
+    return _share(_bins(pools, window, group).aggregate(**BIN_SUMS), window)
 
 
 def reachable_sums(pools: Sequence[str] | None, window: Window) -> Sums | None:
     """The sums that ``reachable_share`` is computed from, however few; None without requests."""
-    row = _bins(pools, window, None).aggregate(**_SUMS)
-    return _sums(row) if row["sum_requests"] else None
+    row = _bins(pools, window, None).aggregate(**BIN_SUMS)
+    return sums_of(row) if row["sum_requests"] else None
 
 
 def reachable_by_group(pools: Sequence[str] | None, window: Window) -> dict[tuple[str, str], ReachableShare]:
     """The known shares of task groups, by (pool, group)."""
-    rows = _bins(pools, window, None).values(name=F("pool__name"), of_group=F("group")).annotate(**_SUMS)
+    rows = _bins(pools, window, None).values(name=F("pool__name"), of_group=F("group")).annotate(**BIN_SUMS)
     return {(row["name"], row["of_group"]): share for row in rows if (share := _share(row, window)) is not None}
 
 
 def reachable_by_pool(pools: Sequence[str] | None, window: Window) -> dict[str, ReachableShare]:
     """The known shares of pools, by name."""
-    rows = _bins(pools, window, None).values(name=F("pool__name")).annotate(**_SUMS)
+    rows = _bins(pools, window, None).values(name=F("pool__name")).annotate(**BIN_SUMS)
     return {row["name"]: share for row in rows if (share := _share(row, window)) is not None}
 
 
@@ -50,7 +50,7 @@ def reachable_over_time(
     pools: Sequence[str] | None, window: Window, *, group: str | None = None
 ) -> dict[datetime, ReachableShare]:
     """Reachable hit rate by start of step, over a trailing window: the step, or ``MIN_WINDOW`` if that is longer."""
-    rows = _bins(pools, window, group).values("at").annotate(**_SUMS).order_by("at")
+    rows = _bins(pools, window, group).values("at").annotate(**BIN_SUMS).order_by("at")
     return _over_time(list(rows), window)
 
 
@@ -59,14 +59,14 @@ def reachable_over_time_by(
 ) -> dict[str, dict[datetime, ReachableShare]]:
     """``reachable_over_time`` per ``pool``, or per ``group`` as POOL/GROUP."""
     keys = {"name": F("pool__name")} | ({"of_group": F("group")} if by == "group" else {})
-    rows = _bins(pools, window, None).values("at", **keys).annotate(**_SUMS).order_by("at")
+    rows = _bins(pools, window, None).values("at", **keys).annotate(**BIN_SUMS).order_by("at")
     of_key: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         of_key["/".join(filter(None, (row["name"], row.get("of_group"))))].append(row)
     return {key: _over_time(listed, window) for key, listed in sorted(of_key.items())}
 
 
-_SUMS = {f"sum_{name}": Sum(name) for name in SUM_FIELDS} | {"first": Min("at"), "last": Max("at")}
+BIN_SUMS = {f"sum_{name}": Sum(name) for name in SUM_FIELDS} | {"first": Min("at"), "last": Max("at")}
 
 
 def _bins(pools: Sequence[str] | None, window: Window, group: str | None) -> QuerySet[BreakdownBin]:
@@ -85,7 +85,9 @@ def _over_time(rows: Sequence[Mapping[str, Any]], window: Window) -> dict[dateti
     for start in window.starts():
         end = min(start + step, window.end)
         bins = rows[bisect_left(starts, bin_start(end - length)) : bisect_left(starts, end)]
-        row: dict[str, Any] = {name: sum(row[name] or 0 for row in bins) for name in _SUMS if name.startswith("sum_")}
+        row: dict[str, Any] = {
+            name: sum(row[name] or 0 for row in bins) for name in BIN_SUMS if name.startswith("sum_")
+        }
         if bins:
             row |= {"first": bins[0]["first"], "last": bins[-1]["last"]}
         if share := _share(row, Window(end - length, end, window.step_s)):
@@ -97,7 +99,7 @@ def _share(row: Mapping[str, Any], window: Window) -> ReachableShare | None:
     """The share from sums of bins; None where they have too few requests."""
     if not row["sum_requests"] or row["sum_requests"] < MIN_REQUESTS or not row["sum_prompt_tokens"]:
         return None
-    sums = _sums(row)
+    sums = sums_of(row)
     error = reachable_error(sums)
     if error is None or error > MAX_REACHABLE_ERROR:
         return None
@@ -111,5 +113,5 @@ def _share(row: Mapping[str, Any], window: Window) -> ReachableShare | None:
     )
 
 
-def _sums(row: Mapping[str, Any]) -> Sums:
+def sums_of(row: Mapping[str, Any]) -> Sums:
     return Sums(**{name: row[f"sum_{name}"] for name in SUM_FIELDS})

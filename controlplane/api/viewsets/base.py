@@ -176,6 +176,13 @@ def validated_body(
     return dict(serializer.validated_data)
 
 
+def validated_query(serializer_class: type[serializers.Serializer[Any]], request: Request) -> dict[str, Any]:
+    """The parameters of a GET. A ValidationError names every invalid one."""
+    serializer = serializer_class(data=request.query_params, context={"request": request})
+    serializer.is_valid(raise_exception=True)
+    return dict(serializer.validated_data)
+
+
 def _overwritten(current: Mapping[str, Any], body: Any) -> list[dict[str, Any]]:
     """What a change would do to the present object. Only plain values: others may hold a secret."""
     fields = body if isinstance(body, dict) else {}

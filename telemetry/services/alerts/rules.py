@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from django.conf import settings
 from django.contrib.auth.models import User
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import QuerySet, Subquery
 from django.db.models.signals import post_save, pre_delete
 from django.dispatch import receiver
@@ -22,7 +22,7 @@ from django.utils import timezone
 
 from controlplane.errors import ConflictError, InvalidError, NameTakenError
 from controlplane.models import EventKind, Pool, TaskGroup
-from controlplane.services.checks import lock_row
+from controlplane.services.checks import checked_text, lock_row, unique_or
 from controlplane.services.events import record_event
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.notifications import notify_resolved
@@ -111,11 +111,14 @@ def create_rule(
     by: User | None = None,
 ) -> AlertRule:
     """Create a rule. InvalidError for invalid settings, NameTakenError."""
-    rule = AlertRule(pool=pool, name=_checked_name(name), kind=kind, severity=severity, enabled=enabled)
+    rule = AlertRule(
+        pool=pool, name=checked_text("$.name", name, at_most=100), kind=kind, severity=severity, enabled=enabled
+    )
     rule.settings = checked_settings(kind, settings or {})
     rule.repeat_s, rule.runbook_url = _checked_repeat(repeat_s), _checked_url(runbook_url)
     rule.group = group_of(pool, kind, group)
-    rule = _save(rule)
+    with unique_or(lambda _: NameTakenError("rule", rule.name)):
+        rule.save()
     summary = f"Alert rule {rule.name} of pool {pool.name} was created."
     record_event(EventKind.RULE_CREATED, summary, pool=pool, by=by, detail={"after": _event_detail(rule)})
     return rule
@@ -134,7 +137,8 @@ def update_rule(rule: AlertRule, *, by: User | None = None, **changes: Any) -> A
     before, group = _event_detail(rule), rule.group_id
     for name, value in changes.items():
         setattr(rule, name, _CHECKS[name](rule, value) if name in _CHECKS else value)
-    rule = _save(rule)
+    with unique_or(lambda _: NameTakenError("rule", rule.name)):
+        rule.save()
     if (after := _event_detail(rule)) != before:
         summary = f"Alert rule {rule.name} of pool {rule.pool.name} was changed."
         change = {"before": before, "after": after}
@@ -234,23 +238,8 @@ def _checked_url(text: str) -> str:
         raise InvalidError("$.runbook_url", str(error)) from None
 
 
-def _checked_name(name: str) -> str:
-    if not name.strip() or len(name) > 100:
-        raise InvalidError("$.name", "expected 1 to 100 characters")
-    return name.strip()
-
-
-def _save(rule: AlertRule) -> AlertRule:
-    try:
-        with transaction.atomic():
-            rule.save()
-    except IntegrityError:
-        raise NameTakenError("rule", rule.name) from None
-    return rule
-
-
 _CHECKS: dict[str, Callable[[AlertRule, Any], Any]] = {
-    "name": lambda _, value: _checked_name(value),
+    "name": lambda _, value: checked_text("$.name", value, at_most=100),
     "settings": lambda rule, value: checked_settings(rule.kind, value),
     "repeat_s": lambda _, value: _checked_repeat(value),
     "runbook_url": lambda _, value: _checked_url(value),

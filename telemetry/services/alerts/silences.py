@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from controlplane.errors import InvalidError
 from controlplane.models import EventKind, Project
-from controlplane.services.checks import lock_row
+from controlplane.services.checks import checked_text, lock_row
 from controlplane.services.events import record_event
 from telemetry.alerts.notifications import silence_applies
 from telemetry.matchers import MatcherInput, parse_stored, read_matchers
@@ -59,7 +59,7 @@ def create_silence(
         matchers=[str(matcher) for matcher in parsed],
         starts_at=starts_at,
         ends_at=ends_at,
-        comment=_checked_comment(comment),
+        comment=checked_text("$.comment", comment, "a reason of ", at_most=500),
         created_by=by,
     )
     _record(EventKind.SILENCE_CREATED, silence, "was created", by, {"after": _event_detail(silence)})
@@ -79,7 +79,7 @@ def update_silence(
         _check_times(silence.starts_at, ends_at, now)
         silence.ends_at = ends_at
     if comment is not None:
-        silence.comment = _checked_comment(comment)
+        silence.comment = checked_text("$.comment", comment, "a reason of ", at_most=500)
     silence.save()
     if (after := _event_detail(silence)) != before:
         _record(EventKind.SILENCE_CHANGED, silence, "was changed", by, {"before": before, "after": after})
@@ -121,12 +121,6 @@ def _check_times(starts_at: datetime, ends_at: datetime, now: datetime) -> None:
         raise InvalidError("$.ends_at", "expected a time after the start, and in the future")
     if ends_at - max(starts_at, now) > MAX_DURATION:
         raise InvalidError("$.ends_at", f"expected at most {MAX_DURATION.days} days: disable the rule instead")
-
-
-def _checked_comment(comment: str) -> str:
-    if not comment.strip() or len(comment) > 500:
-        raise InvalidError("$.comment", "expected a reason of 1 to 500 characters")
-    return comment.strip()
 
 
 def _record(kind: EventKind, silence: Silence, verb: str, by: User | None, detail: dict[str, Any]) -> None:

@@ -11,12 +11,12 @@ from django.db.models import Max, Min, QuerySet, Sum
 from msgspec import Meta
 
 from controlplane.models import Pool, Replica, ReplicaState
-from telemetry.lab.breakdown import BIN, SUM_FIELDS, Breakdown, Sums, bin_start, breakdown_from
+from telemetry.lab.breakdown import BIN, Breakdown, bin_start, breakdown_from
 from telemetry.lab.cache_grid import Placements, WorkingSet
 from telemetry.lab.worth import Assessment, Caches, assess_caches, assess_routing
 from telemetry.metrics.windows import Window
 from telemetry.models import BreakdownBin, CapacityCurve
-from telemetry.storage.reachable import reachable_sums
+from telemetry.storage.reachable import BIN_SUMS, reachable_sums, sums_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def breakdowns_by_pool(pools: Iterable[Pool], window: Window) -> dict[int, tuple
     """The breakdown of each pool with requests, and the time of its bins, by the pool's id. One query."""
     bins = BreakdownBin.objects.filter(pool__in=list(pools), at__gte=bin_start(window.start), at__lt=window.end)
     found = {}
-    for row in bins.values("pool").annotate(**_SUMS, first=Min("at"), last=Max("at")):
+    for row in bins.values("pool").annotate(**_SUMS):
         breakdown = _breakdown(row)
         if breakdown is not None:
             end = max(min(row["last"] + BIN, window.end), row["first"] + timedelta(seconds=1))
@@ -107,7 +107,7 @@ def worth_of(pool: Pool, window: Window, curve: CapacityCurve | None) -> Worth:
     return Worth(routing, assess_caches(figures), *caches)
 
 
-_SUMS = {f"sum_{name}": Sum(name) for name in SUM_FIELDS} | {"ratio": Min("sample_ratio"), "any_reason": Max("reason")}
+_SUMS = {**BIN_SUMS, "ratio": Min("sample_ratio"), "any_reason": Max("reason")}
 
 
 def _bins(pool: Pool, window: Window, group: str | None = None) -> QuerySet[BreakdownBin]:
@@ -118,5 +118,4 @@ def _bins(pool: Pool, window: Window, group: str | None = None) -> QuerySet[Brea
 def _breakdown(row: dict[str, object]) -> Breakdown | None:
     if not row["sum_requests"]:
         return None
-    sums = Sums(**{name: row[f"sum_{name}"] for name in SUM_FIELDS})  # type: ignore[arg-type] # sums of numbers
-    return breakdown_from(sums, sample_ratio=float(row["ratio"]), reason=str(row["any_reason"]))  # type: ignore[arg-type]
+    return breakdown_from(sums_of(row), sample_ratio=float(row["ratio"]), reason=str(row["any_reason"]))  # type: ignore[arg-type]

@@ -116,11 +116,13 @@ def _notes(breakdown: Breakdown, traffic_ratio: float | None, rate: PrefillRate,
             f"Responses for {100 * breakdown.reported_ratio:.0f} % of the prompt tokens report cached tokens; saved "
             "prefill is extended to all."
         )
-    if rate.tokens_per_s is None:
-        notes.append(rate.source)
-    if price is None:
-        notes.append("No price is set in the pool's settings, so no money is shown.")
-    return notes
+    return notes + basis_notes(rate, price)
+
+
+def basis_notes(rate: PrefillRate, price: Price | None) -> list[str]:
+    """Why times and money are unknown."""
+    notes = [rate.source] if rate.tokens_per_s is None else []
+    return notes if price else [*notes, "No price is set in the pool's settings, so no money is shown."]
 
 
 # --- response caches --------------------------------------------------------------------------------------

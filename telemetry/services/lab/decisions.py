@@ -145,20 +145,16 @@ def reasons(subject: Subject, window: Window) -> dict[str, int]:
 
 def _filtered(query: DecisionQuery) -> QuerySet[Decision]:
     subject, window = query.subject, query.window
+    filters = {
+        "pool__in": subject.pool_names(),
+        "group": subject.group,
+        "replica": subject.replica and subject.replica.name,
+        "reason": query.reason or None,
+        "request_id": query.request_id or None,
+        "prefix": query.prefix,
+    }
     rows = Decision.objects.filter(at__gt=window.start, at__lte=window.end)
-    names = subject.pool_names()
-    if names is not None:
-        rows = rows.filter(pool__in=names)
-    if subject.group is not None:
-        rows = rows.filter(group=subject.group)
-    if subject.replica is not None:
-        rows = rows.filter(replica=subject.replica.name)
-    if query.reason:
-        rows = rows.filter(reason=query.reason)
-    if query.request_id:
-        rows = rows.filter(request_id=query.request_id)
-    if query.prefix is not None:
-        rows = rows.filter(prefix=query.prefix)
+    rows = rows.filter(**{name: value for name, value in filters.items() if value is not None})
     if query.outcome:
         succeeded = Q(status__gte=200, status__lt=400)
         rows = rows.filter(succeeded) if query.outcome == "ok" else rows.exclude(succeeded)

@@ -6,12 +6,12 @@ the reachable hit rate of each is shown: a hit rate that follows it was changed 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated
 
 from django.db.models import QuerySet
+from msgspec import Meta
 
 from controlplane.errors import InvalidError
 from controlplane.models import Event, Pool, Rollout
@@ -21,7 +21,7 @@ from telemetry.metrics.rates import ratio, sum_known
 from telemetry.metrics.windows import ReachableShare, Window
 from telemetry.services.figures.overview import quantile_s
 from telemetry.services.figures.series import fit_window
-from telemetry.services.lab.costs import prefill_rate_of
+from telemetry.services.lab.costs import basis_notes, prefill_rate_of
 from telemetry.storage import sums
 from telemetry.storage.dimension_sums import route_sums
 from telemetry.storage.reachable import reachable_by_group, reachable_share
@@ -56,25 +56,13 @@ class ReportSide:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """A pool or task group before and after."""
+class WindowComparison:
+    """A pool or task group before, after, and after minus before; None: either is unknown."""
 
-    name: str  # of the task group; "" for requests without one, and for the pool
+    group: str  # "" for requests without one, and for the pool
     before: ReportSide
     after: ReportSide
-
-    def difference(self, name: str) -> float | None:
-        """After minus before; None if either is unknown."""
-        before, after = getattr(self.before, name), getattr(self.after, name)
-        return None if before is None or after is None else after - before
-
-    def as_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "before": asdict(self.before),
-            "after": asdict(self.after),
-            "difference": {name: self.difference(name) for name in COMPARED},
-        }
+    difference: dict[str, float | None]
 
 
 COMPARED = (
@@ -90,20 +78,24 @@ COMPARED = (
 )
 
 
+def compared(group: str, before: ReportSide, after: ReportSide) -> WindowComparison:
+    """Both sides with their differences."""
+    pairs = {name: (getattr(before, name), getattr(after, name)) for name in COMPARED}
+    differences = {name: None if None in pair else pair[1] - pair[0] for name, pair in pairs.items()}
+    return WindowComparison(group, before, after, differences)
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """The comparison of two windows of a pool."""
 
-    before: Window
-    after: Window
-    pool: Comparison
-    groups: list[Comparison]
-    events: list[Event]  # from the first window's start to the second one's end, newest first
-    more_events: bool
-    rate: PrefillRate
-    price: Price | None
-    limits: tuple[str, ...]  # why a window is shorter than requested
-    no_verdict: tuple[str, ...]  # why nothing is called better or worse; () if it is
+    pool: str
+    windows: dict[str, Window]  # before and after
+    currency: str | None
+    figures: WindowComparison
+    groups: list[WindowComparison]
+    limits: Annotated[tuple[str, ...], Meta(description="why a window is shorter than requested")]
+    no_verdict: Annotated[tuple[str, ...], Meta(description="why the windows allow no conclusion")]
     notes: list[str]
 
 
@@ -167,30 +159,28 @@ def _time(at: datetime) -> str:
     return f"{at:%d %b %H:%M:%S} UTC"
 
 
-def report_of(pool: Pool, windows: Windows, visible_events: QuerySet[Event]) -> Report:
+def events_between(pool: Pool, windows: Windows, visible: QuerySet[Event]) -> tuple[list[Event], bool]:
+    """(events from the first window's start to the second one's end, newest first; whether there are more)."""
+    within = visible.filter(pool=pool, at__gte=windows.before.start, at__lte=windows.after.end)
+    events = list(within.order_by("-at", "-pk")[: MAX_EVENTS + 1])
+    return events[:MAX_EVENTS], len(events) > MAX_EVENTS
+
+
+def report_of(pool: Pool, windows: Windows) -> Report:
     """The report of a pool. A fixed number of queries."""
-    before, after = windows.before, windows.after
     rate, price = prefill_rate_of(pool), Price.of(pool.costs)
-    sides = [_sides(pool, window, rate, price) for window in (before, after)]
-    names = sorted({name for groups in sides for name in groups if name is not None})
-    events = list(
-        visible_events.filter(pool=pool, at__gte=before.start, at__lte=after.end).order_by("-at", "-pk")[
-            : MAX_EVENTS + 1
-        ]
-    )
-    pool_row = Comparison("", sides[0][None], sides[1][None])
+    before, after = (_sides(pool, window, rate, price) for window in (windows.before, windows.after))
+    names = sorted({name for name in before.keys() | after.keys() if name is not None})
+    figures = compared("", before[None], after[None])
     return Report(
-        before,
-        after,
-        pool_row,
-        [Comparison(name, *(groups.get(name, NOTHING) for groups in sides)) for name in names],
-        events[:MAX_EVENTS],
-        len(events) > MAX_EVENTS,
-        rate,
-        price,
+        pool.name,
+        {"before": windows.before, "after": windows.after},
+        price.currency if price else None,
+        figures,
+        [compared(name, before.get(name, NOTHING), after.get(name, NOTHING)) for name in names],
         windows.limits,
-        _no_verdict(pool_row, windows),
-        _notes(pool_row, rate, price),
+        _no_verdict(figures, windows),
+        _notes(figures, rate, price),
     )
 
 
@@ -262,7 +252,7 @@ def _load_skew(pool: Pool, window: Window) -> float | None:
     return max(loads) * len(loads) / sum(loads) if loads else None
 
 
-def _no_verdict(row: Comparison, windows: Windows) -> tuple[str, ...]:
+def _no_verdict(row: WindowComparison, windows: Windows) -> tuple[str, ...]:
     """Why the two windows allow no conclusion."""
     reasons = []
     for label, window, side in (("before", windows.before, row.before), ("after", windows.after, row.after)):
@@ -273,33 +263,11 @@ def _no_verdict(row: Comparison, windows: Windows) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def _notes(row: Comparison, rate: PrefillRate, price: Price | None) -> list[str]:
+def _notes(row: WindowComparison, rate: PrefillRate, price: Price | None) -> list[str]:
     notes = []
     for label, side in (("before", row.before), ("after", row.after)):
         if side.reported_ratio is not None and side.reported_ratio < 0.95:
             notes.append(f"The hit rate {label} is based on {100 * side.reported_ratio:.0f} % of the responses.")
-    if rate.tokens_per_s is None:
-        notes.append(rate.source)
-    elif row.before.prefill_s_per_day is not None:
+    if rate.tokens_per_s is not None and row.before.prefill_s_per_day is not None:
         notes.append(f"Prefill time is computed with one rate for both windows. {rate.source}")
-    if price is None:
-        notes.append("No price is set in the pool's settings, so no money is shown.")
-    return notes
-
-
-def report_as_json(report: Report) -> Mapping[str, Any]:
-    """As JSON values."""
-    return {
-        "windows": {
-            name: {"start": window.start, "end": window.end}
-            for name, window in (("before", report.before), ("after", report.after))
-        },
-        "currency": report.price.currency if report.price else None,
-        "figures": report.pool.as_json(),
-        "groups": [{"group": row.name, **row.as_json()} for row in report.groups],
-        "events": [{"at": event.at, "kind": event.kind, "summary": event.summary} for event in report.events],
-        "more_events": report.more_events,
-        "limits": list(report.limits),
-        "no_verdict": list(report.no_verdict),
-        "notes": report.notes,
-    }
+    return notes + basis_notes(rate, price)

@@ -23,7 +23,7 @@ from telemetry.lab.sweeps import Sweep, is_sweep, sweep_candidates, with_curves
 from telemetry.metrics.windows import Window
 from telemetry.models import BreakdownBin, WhatIf, WhatIfState
 from telemetry.services.lab.breakdowns import breakdown_of, curve_of
-from telemetry.services.lab.costs import ALL_TRAFFIC, PoolSavings, prefill_rate_of, savings_in
+from telemetry.services.lab.costs import ALL_TRAFFIC, PoolSavings, basis_notes, prefill_rate_of, savings_in
 from telemetry.services.lab.replays import capacities_of
 from telemetry.services.lab.what_ifs import MAX_REPLICAS, create_what_if
 from telemetry.storage.decisions import digest_coverage, digested_between
@@ -238,11 +238,7 @@ def _notes(
         notes.append("There are less than five minutes of traffic, too few for the shortest time to live.")
     if traffic_ratio is not None and traffic_ratio < ALL_TRAFFIC:
         notes.append(f"Only {100 * traffic_ratio:.0f} % of the requests were captured; their repeats may be missing.")
-    if rate.tokens_per_s is None:
-        notes.append(rate.source)
-    if price is None:
-        notes.append("No price is set in the pool's settings, so no money is shown.")
-    return notes
+    return notes + basis_notes(rate, price)
 
 
 SEARCHED = 30  # newest what-ifs

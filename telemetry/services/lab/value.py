@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from django.db.models import OuterRef, QuerySet, Subquery, Sum
 from django.db.models.functions import TruncDay, TruncWeek
+from msgspec import Meta
 
 from controlplane.models import PolicyRevision, Pool, ReplicaRole, ReplicaState, RevisionState, Rollout
 from telemetry.lab.breakdown import MIN_REQUESTS, bin_start
@@ -35,6 +36,7 @@ MAX_CHANGES = 20
 SHORT_H = 0.1  # fewer hours are shown as minutes
 _COUNTS = ("requests", "ok_requests", "usage_reported", "prompt_tokens", "cached_tokens")
 _Key = tuple[datetime, str, str]  # start of the step, pool, task group
+_Lost = tuple[int, float, float]  # replayed requests, their prompt tokens, those lost to spreading and placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,34 +63,49 @@ class Amount:
 class Value:
     """Figures of some requests; None: unknown."""
 
-    requests: int | None = None
-    prompt_tokens: float | None = None  # of all successful requests, if those without reported usage are like the rest
-    saved: Amount = field(default_factory=Amount)
-    placement: Amount = field(default_factory=Amount)  # what placement and spreading lost: a policy can save it
-    reported_ratio: float | None = None  # successful responses that report cached tokens / all
-    replayed_ratio: float | None = None  # replayed requests / all
-
-    @property
-    def saved_ratio(self) -> float | None:
-        """Share of the prompt tokens that was not computed."""
-        return ratio(self.saved.tokens, self.prompt_tokens)
+    requests: int | None
+    prompt_tokens: Annotated[
+        float | None, Meta(description="of all successful requests, if those without reported usage are like the rest")
+    ]
+    saved: Annotated[Amount, Meta(description="delivered from prefix caches")]
+    placement: Annotated[Amount, Meta(description="lost to spreading and placement, which a policy could save")]
+    saved_ratio: Annotated[float | None, Meta(description="saved / prompt tokens")]
+    reported_ratio: Annotated[float | None, Meta(description="responses that report cached tokens / all")]
+    replayed_ratio: Annotated[float | None, Meta(description="requests that ``placement`` rests on / all")]
 
 
 @dataclass(frozen=True, slots=True)
-class Period:
-    """One week or day."""
+class PoolValue(Value):
+    """A pool."""
+
+    pool: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupValue(PoolValue):
+    """A task group; "": requests without one."""
+
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class Period(Value):
+    """One week or day of all pools."""
 
     start: datetime
-    end: datetime  # of the last one: now
-    covered_s: float  # seconds for which routers were scraped
-    value: Value
-    pools: dict[str, Value]
-    groups: dict[tuple[str, str], Value]  # by pool and task group; "": requests of none
+    end: Annotated[datetime, Meta(description="of the last one: now")]
+    measured_hours: Annotated[float, Meta(description="for which routers were scraped")]
+    pools: list[PoolValue]
+    groups: list[GroupValue]
+
+    @property
+    def measured_s(self) -> float:
+        return 3600 * self.measured_hours
 
     @property
     def missing(self) -> list[str]:
         """Pools with requests of which no hours are known, and so are not in those of all."""
-        return [name for name, value in self.pools.items() if value.requests and value.saved.replica_hours is None]
+        return [row.pool for row in self.pools if row.requests and row.saved.replica_hours is None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +140,13 @@ class ValueReport:
     @property
     def hours_range(self) -> tuple[float, float] | None:
         """The saved hours of the chosen period at the ends of the prefill rates' ranges."""
-        if self.chosen is None or self.chosen.value.saved.hours is None:
+        if self.chosen is None or self.chosen.saved.hours is None:
             return None
-        figure = "replica_hours" if self.chosen.value.saved.gpu_hours is None else "gpu_hours"
+        figure = "replica_hours" if self.chosen.saved.gpu_hours is None else "gpu_hours"
         known = [
-            (getattr(value.saved, figure), rate)
-            for name, value in self.chosen.pools.items()
-            if value.saved.replica_hours is not None and (rate := self.rates[name]).tokens_per_s
+            (getattr(row.saved, figure), rate)
+            for row in self.chosen.pools
+            if row.saved.replica_hours is not None and (rate := self.rates[row.pool]).tokens_per_s
         ]
         return (
             sum(hours * rate.tokens_per_s / rate.high for hours, rate in known),
@@ -145,33 +162,6 @@ class ValueReport:
     def notes(self) -> list[str]:
         """What the figures of the chosen period rest on, and what is missing."""
         return [] if self.chosen is None else list(_notes(self, self.chosen))
-
-    def as_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "by": self.by,
-            "currency": self.currency,
-            "sentence": self.sentence,
-            "notes": self.notes,
-            "periods": [
-                {
-                    "start": period.start,
-                    "end": period.end,
-                    "measured_hours": period.covered_s / 3600,
-                    **value_json(period.value),
-                    "pools": [{"pool": name, **value_json(value)} for name, value in period.pools.items()],
-                    "groups": [
-                        {"pool": pool, "group": group, **value_json(value)}
-                        for (pool, group), value in period.groups.items()
-                    ],
-                }
-                for period in self.periods
-            ],
-        }
-
-
-def value_json(value: Value) -> dict[str, Any]:
-    return {**asdict(value), "saved_ratio": value.saved_ratio}
 
 
 def value_of(
@@ -227,11 +217,13 @@ def saved_in(fleet: Fleet, pools: Sequence[Pool], window: Window, now: datetime)
     if not measured:
         return None
     rates, prices = prefill_rates_of(measured), {pool.pk: Price.of(pool.costs) for pool in measured}
-    values = [_value(counts[pool.name], _Lost(), rates[pool.pk].tokens_per_s, prices[pool.pk]) for pool in measured]
+    values = [
+        Value(**_figures(counts[pool.name], (), rates[pool.pk].tokens_per_s, prices[pool.pk])) for pool in measured
+    ]
     missing = [pool for pool, value in zip(measured, values, strict=True) if value.saved.replica_hours is None]
     timed = [pool for pool in measured if pool not in missing]
     currency = _currency(prices[pool.pk] for pool in timed)
-    amount = _total(values, currency).saved
+    amount = _total(values, currency)["saved"]
     replicas = Counter(
         row.pool_id for row in fleet.replicas if row.state != ReplicaState.DISABLED and row.role != ReplicaRole.DECODE
     )
@@ -252,20 +244,6 @@ def _floor(at: datetime, by: By) -> datetime:
     return day - timedelta(days=day.weekday()) if by == "week" else day
 
 
-@dataclass(frozen=True, slots=True)
-class _Lost:
-    """Sums of replayed bins."""
-
-    requests: int = 0
-    prompt_tokens: float = 0.0
-    tokens: float = 0.0  # lost to spreading and placement
-
-    def __add__(self, other: _Lost) -> _Lost:
-        return _Lost(
-            self.requests + other.requests, self.prompt_tokens + other.prompt_tokens, self.tokens + other.tokens
-        )
-
-
 def _lost_by_step(pools: Sequence[Pool], window: Window, by: By) -> dict[_Key, _Lost]:
     """Sums of the bins with known cache sizes, which the terms need. One query."""
     truncate = TruncWeek if by == "week" else TruncDay
@@ -273,8 +251,10 @@ def _lost_by_step(pools: Sequence[Pool], window: Window, by: By) -> dict[_Key, _
     sums = {f"sum_{name}": Sum(name) for name in ("requests", "prompt_tokens", "split", "predicted")}
     rows = bins.values("pool__name", "group", step=truncate("at", tzinfo=UTC)).annotate(**sums)
     return {
-        (row["step"], row["pool__name"], row["group"]): _Lost(
-            row["sum_requests"], row["sum_prompt_tokens"], max(0.0, row["sum_split"] - row["sum_predicted"])
+        (row["step"], row["pool__name"], row["group"]): (
+            row["sum_requests"],
+            row["sum_prompt_tokens"],
+            max(0.0, row["sum_split"] - row["sum_predicted"]),
         )
         for row in rows
     }
@@ -293,33 +273,38 @@ def _period(
     for key in counts:
         by_pool[key[0]].append(key)
 
-    def value(pool: str, keys: Sequence[tuple[str, str]]) -> Value:
+    def figures(pool: str, keys: Sequence[tuple[str, str]]) -> dict[str, Any]:
         total = {name: sum_known(counts[key][name] for key in keys) for name in _COUNTS}
-        replayed = sum((lost[key] for key in keys if key in lost), _Lost())
-        return _value(total, replayed, rates[pool].tokens_per_s, prices[pool])
+        replayed = [lost[key] for key in keys if key in lost]
+        return _figures(total, replayed, rates[pool].tokens_per_s, prices[pool])
 
-    pools = {pool: value(pool, keys) for pool, keys in sorted(by_pool.items())}
-    groups = {key: value(key[0], [key]) for key in sorted(counts)}
-    return Period(start, end, covered_s, _total(list(pools.values()), _currency(prices.values())), pools, groups)
+    pools = [PoolValue(**figures(pool, keys), pool=pool) for pool, keys in sorted(by_pool.items())]
+    groups = [GroupValue(**figures(key[0], [key]), pool=key[0], group=key[1]) for key in sorted(counts)]
+    whole = _total(pools, _currency(prices.values()))
+    return Period(**whole, start=start, end=end, measured_hours=covered_s / 3600, pools=pools, groups=groups)
 
 
-def _value(total: Mapping[str, int | None], lost: _Lost, rate: float | None, price: Price | None) -> Value:
+def _figures(
+    total: Mapping[str, int | None], lost: Sequence[_Lost], rate: float | None, price: Price | None
+) -> dict[str, Any]:
+    """The fields of a ``Value``."""
     reported = ratio(total["usage_reported"], total["ok_requests"])
     prompt, cached = total["prompt_tokens"], total["cached_tokens"]
+    found = {"requests": total["requests"], "reported_ratio": reported}
     if not reported or prompt is None or cached is None:
-        return Value(total["requests"], reported_ratio=reported)
+        unknown: dict[str, Any] = dict.fromkeys(("prompt_tokens", "saved_ratio", "replayed_ratio"))
+        return {**found, **unknown, "saved": Amount(), "placement": Amount()}
     prompt_tokens = prompt / reported
-    placement = None
-    if lost.requests >= MIN_REQUESTS and lost.prompt_tokens:
-        placement = prompt_tokens * lost.tokens / lost.prompt_tokens
-    return Value(
-        total["requests"],
-        prompt_tokens,
-        _amount(cached / reported, rate, price),
-        _amount(placement, rate, price),
-        reported,
-        min(1.0, lost.requests / total["requests"]) if total["requests"] else None,
-    )
+    replayed, replayed_tokens, lost_tokens = map(sum, zip(*lost, strict=True)) if lost else (0, 0.0, 0.0)
+    is_known = replayed >= MIN_REQUESTS and replayed_tokens
+    return {
+        **found,
+        "prompt_tokens": prompt_tokens,
+        "saved": _amount(cached / reported, rate, price),
+        "placement": _amount(prompt_tokens * lost_tokens / replayed_tokens if is_known else None, rate, price),
+        "saved_ratio": ratio(cached, prompt),
+        "replayed_ratio": min(1.0, replayed / total["requests"]) if total["requests"] else None,
+    }
 
 
 def _amount(tokens: float | None, rate: float | None, price: Price | None) -> Amount:
@@ -334,15 +319,21 @@ def _currency(prices: Iterable[Price | None]) -> str:
     return currencies.pop() if len(currencies) == 1 else ""
 
 
-def _total(values: Sequence[Value], currency: str) -> Value:
-    """All pools. Time is of the pools of which it is known; money only if it is known of all those in one currency."""
-    requests = sum_known(value.requests for value in values)
-    return Value(
-        requests,
-        _known(value.prompt_tokens for value in values),
-        _add([value.saved for value in values], currency),
-        _add([value.placement for value in values], currency),
-    )
+def _total(values: Sequence[Value], currency: str) -> dict[str, Any]:
+    """The fields of all pools together.
+
+    Time is of the pools of which it is known; money only if it is known of all those in one currency.
+    """
+    prompt_tokens, saved = _known(value.prompt_tokens for value in values), _add([it.saved for it in values], currency)
+    return {
+        "requests": sum_known(value.requests for value in values),
+        "prompt_tokens": prompt_tokens,
+        "saved": saved,
+        "placement": _add([value.placement for value in values], currency),
+        "saved_ratio": ratio(saved.tokens, prompt_tokens),
+        "reported_ratio": None,
+        "replayed_ratio": None,
+    }
 
 
 def _add(amounts: Sequence[Amount], currency: str) -> Amount:
@@ -371,17 +362,17 @@ def period_name(period: Period, by: By) -> str:
 
 
 def _sentence(period: Period, by: By, currency: str) -> str:
-    value, name = period.value, period_name(period, by)
+    name = period_name(period, by)
     when = f"In {name}" if by == "week" else f"On {name}"
-    if value.saved.tokens is None:
+    if period.saved.tokens is None:
         return f"{when}, what prefix caches saved is unknown: no response reports its cached tokens."
-    share = f"{100 * (value.saved_ratio or 0.0):.0f} % of prefill"
-    if period.missing and value.saved.hours is not None:
+    share = f"{100 * (period.saved_ratio or 0.0):.0f} % of prefill"
+    if period.missing and period.saved.hours is not None:
         share = f"without pool {', '.join(period.missing)}, and {share} of all pools"
-    text = f"{when}, prefix caches saved {amount_text(value.saved, currency)}, {share}"
-    if value.placement.tokens is None:
+    text = f"{when}, prefix caches saved {amount_text(period.saved, currency)}, {share}"
+    if period.placement.tokens is None:
         return f"{text}. What better placement could have saved is unknown."
-    return f"{text}; better placement could have saved another {amount_text(value.placement, currency)}."
+    return f"{text}; better placement could have saved another {amount_text(period.placement, currency)}."
 
 
 def amount_text(amount: Amount, currency: str) -> str:
@@ -402,19 +393,20 @@ def _length(seconds: float) -> str:
 def _notes(report: ValueReport, period: Period) -> Iterator[str]:
     whole_s = (period.end - period.start).total_seconds()
     yield (
-        f"Counted from {period.value.requests or 0:,} requests in {_length(period.covered_s)} of {_length(whole_s)}; "
+        f"Counted from {period.requests or 0:,} requests in {_length(period.measured_s)} of {_length(whole_s)}; "
         "time that was not measured is not in any figure."
     )
     if bounds := report.hours_range:
-        is_gpu = period.value.saved.gpu_hours is not None
+        is_gpu = period.saved.gpu_hours is not None
         low, high = (amount_text(Amount(None, bound, bound if is_gpu else None), "") for bound in bounds)
         yield (
             f"By the range of the prefill rate, {low} to {high} were saved. One rate is used for all dates, so that "
             "they compare."
         )
-    for name, value in period.pools.items():
+    for value in period.pools:
         if not value.requests:
             continue
+        name = value.pool
         rate = report.rates[name]
         if rate.tokens_per_s:
             yield f"Pool {name}: {rate.tokens_per_s:,.0f} prompt tokens/s of a replica. {rate.source}"
@@ -500,8 +492,8 @@ def _summary(pools: Sequence[Pool], start: datetime) -> dict[str, Any]:
     facts: list[tuple[str, str]] = []
     if period is not None:
         sentence = _sentence(period, "week", report.currency)
-        facts += [(f"Pool {name}", _short(value, report.prices[name])) for name, value in period.pools.items()]
-        facts += [("The week before", _short(before.value, None, report.currency))] if before else []
+        facts += [(f"Pool {row.pool}", _short(row, report.prices[row.pool])) for row in period.pools]
+        facts += [("The week before", _short(before, None, report.currency))] if before else []
         facts += [("Basis", note) for note in list(_notes(report, period))[:1]]
     return {
         "state": "summary",

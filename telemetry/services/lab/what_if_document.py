@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from math import hypot
 from typing import Any
@@ -14,7 +15,6 @@ from controlplane.models import Pool
 from routing.schema import PoolConfig
 from telemetry.lab.chains import Floats, Integers
 from telemetry.lab.predictions import (
-    Calibration,
     Outcome,
     calibrate,
     corrected,
@@ -126,8 +126,8 @@ def result_document(
             "fitted_requests": model.fit.requests,
             "cache_tokens": dict(model.cache_tokens),
         },
-        "calibration": _calibration(calibration),
-        "measured": figures(measured).as_json() | {"timeline": timeline(measured)},
+        "calibration": {"is_calibrated": calibration.is_calibrated, **asdict(calibration)},
+        "measured": asdict(figures(measured)) | {"timeline": timeline(measured)},
         "candidates": [
             _candidate(
                 scenario,
@@ -141,15 +141,6 @@ def result_document(
             for scenario, result, outcome in zip(scenarios, results, outcomes, strict=True)
         ],
         "notes": list(model.notes),
-    }
-
-
-def _calibration(calibration: Calibration) -> dict[str, Any]:
-    return {
-        "is_calibrated": calibration.is_calibrated,
-        "problems": list(calibration.problems),
-        "measured": calibration.measured.as_json(),
-        "replayed": calibration.replayed.as_json(),
     }
 
 
@@ -188,11 +179,11 @@ def _candidate(
     change = None if outcome is baseline else difference(outcome, baseline, sampling_error=error)
     overload = overload_text(document)
     return document | {
-        "figures": figures(outcome).as_json(),
-        "difference": change and change.as_json(),
+        "figures": asdict(figures(outcome)),
+        "difference": change and asdict(change),
         "verdict": verdict(change if is_calibrated else None, overloaded_replicas=len(overloaded)),
         "summary": describe(scenario["name"], change, overload) if change or overload else "",
-        "groups": {name: group.as_json() for name, group in figures_by_group(outcome).items()},
+        "groups": {name: asdict(group) for name, group in figures_by_group(outcome).items()},
         "timeline": timeline(outcome),
     }
 

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from django.contrib.auth.models import User
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import F, QuerySet
 from django.utils import timezone
 
@@ -19,7 +19,7 @@ from controlplane.database.transactions import retry_on_conflict
 from controlplane.encryption import decrypt, encrypt
 from controlplane.errors import GoneError, InvalidError, NameTakenError
 from controlplane.models import Event, EventKind
-from controlplane.services.checks import check_destination, lock_row
+from controlplane.services.checks import check_destination, checked_text, lock_row, unique_or
 from controlplane.services.events import record_event
 from telemetry.channels import KINDS
 from telemetry.channels.base import ChannelKind, ConfigError, Message, Receipt
@@ -60,10 +60,11 @@ def create_channel(
     """Create a channel; a missing secret is generated (``reveal_secret``). InvalidError, NameTakenError."""
     if kind not in KINDS:
         raise InvalidError("$.kind", f"expected one of {', '.join(KINDS)}")
-    channel = Channel(name=_checked_name(name), kind=kind, enabled=enabled, owner=by)
+    channel = Channel(name=checked_text("$.name", name, at_most=100), kind=kind, enabled=enabled, owner=by)
     channel.encrypted, channel.matchers = _encrypt_config(_complete(KINDS[kind], config)), _checked_matchers(matchers)
     channel.topics = _checked_topics(KINDS[kind], topics)
-    channel = _save(channel)
+    with unique_or(lambda _: NameTakenError("channel", channel.name)):
+        channel.save()
     summary = f"Channel {channel.name} was created."
     record_event(EventKind.CHANNEL_CREATED, summary, by=by, detail={"after": _event_detail(channel)})
     return channel
@@ -87,7 +88,7 @@ def update_channel(
     channel = lock_row(Channel.objects.select_for_update(), channel.pk)
     before = _event_detail(channel)
     if name is not None:
-        channel.name = _checked_name(name)
+        channel.name = checked_text("$.name", name, at_most=100)
     if config is not None:
         channel.encrypted = _encrypt_config(_merged_config(channel, config))
         _restart_schedule(channel)  # the change may have repaired it
@@ -97,7 +98,8 @@ def update_channel(
         channel.topics = _checked_topics(KINDS[channel.kind], topics)
     if enabled is not None:
         _set_enabled(channel, enabled=enabled)
-    channel = _save(channel)
+    with unique_or(lambda _: NameTakenError("channel", channel.name)):
+        channel.save()
     change = {"before": before, "after": _event_detail(channel), "config": "replaced" if config is not None else "kept"}
     record_event(EventKind.CHANNEL_CHANGED, f"Channel {channel.name} was changed.", by=by, detail=change)
     return channel
@@ -313,18 +315,3 @@ def _checked_topics(kind: ChannelKind, topics: Sequence[str]) -> list[str]:
             "$.topics", f"expected {expected}: {kind.label} would treat any other message as an incident"
         )
     return sorted(set(topics))
-
-
-def _checked_name(name: str) -> str:
-    if not name.strip() or len(name) > 100:
-        raise InvalidError("$.name", "expected 1 to 100 characters")
-    return name.strip()
-
-
-def _save(channel: Channel) -> Channel:
-    try:
-        with transaction.atomic():
-            channel.save()
-    except IntegrityError:
-        raise NameTakenError("channel", channel.name) from None
-    return channel

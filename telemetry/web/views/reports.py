@@ -21,7 +21,7 @@ from controlplane.models import ClientKey, Event, Pool, Rollout
 from controlplane.web.base import csv_response, current_user, errors_as_messages, int_parameter, viewable
 from controlplane.web.forms.base import Form
 from telemetry.lab.shared_cache import TIERS, tier_parameters, tiers_of
-from telemetry.services.lab.reports import Comparison, Report, report_of, report_windows
+from telemetry.services.lab.reports import Report, WindowComparison, events_between, report_of, report_windows
 from telemetry.services.lab.sizing import create_sweep, newest_sweep, open_sweep, sizing_of
 from telemetry.services.lab.value import STEPS, Value, ValueReport, changes_of, period_name, value_of
 from telemetry.web.lab_figures import sweep_figure
@@ -57,7 +57,7 @@ def value_page(request: HttpRequest) -> HttpResponse:
     projects, keys = {row.name: row.project_id for row in pools}, defaultdict(list)
     for key in viewable(request, ClientKey.objects.filter(revoked_at=None, groups__0__isnull=False)):
         keys[key.project_id, (key.groups or [""])[0]].append(key.name)
-    most = max((sum(_tokens(row.value)) for row in report.periods), default=0.0)
+    most = max((sum(_tokens(row)) for row in report.periods), default=0.0)
     context = {
         "pools": pools,
         "pool": chosen,
@@ -65,12 +65,12 @@ def value_page(request: HttpRequest) -> HttpResponse:
         "period": period,
         "period_name": period and period_name(period, report.by),
         "rows": [
-            (row, period_name(row, report.by), *(most and 1000 * tokens / most for tokens in _tokens(row.value)))
+            (row, period_name(row, report.by), *(most and 1000 * tokens / most for tokens in _tokens(row)))
             for row in reversed(report.periods)
         ],
         "groups": [
-            (name, group, value, keys[projects[name], group])
-            for (name, group), value in (period.groups if period else {}).items()
+            (value.pool, value.group, value, keys[projects[value.pool], value.group])
+            for value in (period.groups if period else ())
         ],
         "error": _unknown_pool(request, chosen),
         "unpriced": [pool for pool in chosen_pools(pools, chosen) if report.prices[pool.name] is None],
@@ -91,14 +91,14 @@ def value_csv(request: HttpRequest) -> HttpResponseBase:
         amounts = [f"{name}_{figure}" for name in ("saved", "placement") for figure in CSV_FIGURES]
         yield ["start", "end", "measured_hours", "pool", "group", "requests", "prompt_tokens", *amounts, "currency"]
         for period in report.periods:
-            for (pool, group), value in period.groups.items():
-                price = report.prices[pool]
+            for value in period.groups:
+                price = report.prices[value.pool]
                 yield [
                     period.start.isoformat(),
                     period.end.isoformat(),
-                    period.covered_s / 3600,
-                    pool,
-                    group,
+                    period.measured_hours,
+                    value.pool,
+                    value.group,
                     value.requests,
                     value.prompt_tokens,
                     *(getattr(amount, name) for amount in (value.saved, value.placement) for name in CSV_FIGURES),
@@ -203,13 +203,15 @@ def report_page(request: HttpRequest) -> HttpResponse:
     """The report of ``?rollout=ID``, or of ``?pool=NAME&at=TIME&span=24h``. A fixed number of queries."""
     pools, rollout, error = list(viewable(request, Pool.objects.all())), _rollout(request), ""
     pool = rollout.revision.policy.pool if rollout else _pool(request, pools)
-    report = None
+    report, events, more_events = None, list[Event](), False
     try:
         at = _at(request)
         seconds = length_s(request.GET.get("span", DEFAULT)) or 0.0
         if pool is not None:
             windows = report_windows(timezone.now(), pool, at=at, rollout=rollout, span=timedelta(seconds=seconds))
-            report = report_of(pool, windows, viewable(request, Event.objects.select_related("actor")))
+            report = report_of(pool, windows)
+            visible_events = viewable(request, Event.objects.select_related("actor"))
+            events, more_events = events_between(pool, windows, visible_events)
     except InvalidError as invalid:
         error = "; ".join(fault.reason for fault in invalid.faults)
     is_asked, rollouts = bool({"at", "span", "rollout"} & request.GET.keys()), Rollout.objects.order_by("-started_at")
@@ -224,8 +226,10 @@ def report_page(request: HttpRequest) -> HttpResponse:
         "spans": SPANS,
         "error": error if is_asked else "",
         "report": report,
+        "events": events,
+        "more_events": more_events,
         "now": timezone.now(),
-        "rows": comparison_rows(report.pool, FIGURES, has_verdict=not report.no_verdict) if report else [],
+        "rows": comparison_rows(report.figures, FIGURES, has_verdict=not report.no_verdict) if report else [],
         "groups": _group_rows(report) if report else [],
     }
     return render(
@@ -257,12 +261,12 @@ def _at(request: HttpRequest) -> datetime | None:
 
 
 def comparison_rows(
-    row: Comparison, figures: tuple[tuple[str, str, str, bool | None], ...], *, has_verdict: bool
+    row: WindowComparison, figures: tuple[tuple[str, str, str, bool | None], ...], *, has_verdict: bool
 ) -> list[dict[str, Any]]:
     """Each figure with its values before and after, and whether the difference is good news."""
     found = []
     for name, label, unit, less_is_better in figures:
-        change = row.difference(name)
+        change = row.difference[name]
         is_shown = any(digit in "123456789" for digit in report_change(change, unit))
         is_good = (
             None
@@ -283,5 +287,5 @@ def comparison_rows(
 
 
 def _group_rows(report: Report) -> list[tuple[str, list[dict[str, Any]]]]:
-    shown = GROUP_FIGURES if report.price else UNPRICED_GROUP_FIGURES
-    return [(row.name, comparison_rows(row, shown, has_verdict=False)) for row in report.groups]
+    shown = GROUP_FIGURES if report.currency is not None else UNPRICED_GROUP_FIGURES
+    return [(row.group, comparison_rows(row, shown, has_verdict=False)) for row in report.groups]

@@ -15,7 +15,7 @@ from controlplane.services.fleet.pools import create_pool, create_project, updat
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from telemetry.models import Decision, WhatIf
 from telemetry.services.lab.replays import update_curve
-from telemetry.services.lab.reports import NOTHING, Comparison
+from telemetry.services.lab.reports import NOTHING, compared
 from telemetry.web.views.reports import FIGURES, comparison_rows
 from tests.telemetry.services.lab.test_breakdowns import fleet as room  # noqa: F401 - a fixture
 from tests.telemetry.services.lab.test_reports import traffic  # noqa: F401 - a fixture
@@ -166,7 +166,7 @@ def test_a_difference_that_is_shown_as_zero_is_neither_better_nor_worse():
         return replace(NOTHING, hit_rate=hit_rate)
 
     def rows_of(after, *, has_verdict=True):
-        return comparison_rows(Comparison("", side(0.5), side(after)), FIGURES, has_verdict=has_verdict)
+        return comparison_rows(compared("", side(0.5), side(after)), FIGURES, has_verdict=has_verdict)
 
     def word(after):
         return next(row["word"] for row in rows_of(after) if row["word"])

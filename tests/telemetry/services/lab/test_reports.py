@@ -13,7 +13,7 @@ from controlplane.services.fleet.pools import update_pool
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from telemetry.metrics.windows import Window
 from telemetry.models import CapacityCurve
-from telemetry.services.lab.reports import Windows, report_as_json, report_of, report_windows
+from telemetry.services.lab.reports import Windows, events_between, report_of, report_windows
 from telemetry.storage.partitions import ensure_days
 from tests.telemetry.breakdown_bins import breakdown_bin
 from tests.telemetry.conftest import T0
@@ -23,7 +23,6 @@ from tests.telemetry.stored_decisions import a_router
 pytestmark = pytest.mark.django_db
 HOUR = timedelta(hours=1)
 BEFORE, AFTER = Window(T0 - HOUR, T0, 3600), Window(T0, T0 + HOUR, 3600)
-ALL = Event.objects.all
 
 
 def served(at, cached: int, *, requests: int = 200, replicas: tuple[str, ...] = ("r1", "r2"), ttft: int = 100) -> None:
@@ -52,28 +51,27 @@ def test_figures_of_both_windows_and_their_differences(traffic):
     CapacityCurve.objects.create(pool=traffic, at=T0, prefill_rate=1000.0, fitted_requests=500)
     breakdown_bin(traffic, T0 - timedelta(minutes=30), requests=400, reachable=0.8, group="agents")
 
-    report = report_of(traffic, Windows(BEFORE, AFTER), ALL())
+    report = report_of(traffic, Windows(BEFORE, AFTER))
 
-    before, after = report.pool.before, report.pool.after
+    before, after = report.figures.before, report.figures.after
     assert (before.hit_rate, after.hit_rate) == (pytest.approx(0.3), pytest.approx(0.6))
-    assert report.pool.difference("hit_rate") == pytest.approx(0.3)
+    assert report.figures.difference["hit_rate"] == pytest.approx(0.3)
     assert (before.requests, before.timed_requests) == (200, 200)
     assert after.ttft_p50_s < before.ttft_p50_s
     assert (before.reachable, after.reachable) == (pytest.approx(0.8), None)
-    assert report.pool.difference("reachable") is None
+    assert report.figures.difference["reachable"] is None
     assert (before.load_max_over_mean, after.load_max_over_mean) == (pytest.approx(1.0), pytest.approx(1.5))
     # 140,000 tokens at 1,000/s in the 5 s that were scraped
     assert before.prefill_s_per_day == pytest.approx(140 * 86_400 / 5)
     assert before.money_per_day == pytest.approx(140 * 86_400 / 5 * 3.6 / 3600)
     (agents,) = report.groups
-    assert (agents.name, agents.before.hit_rate, agents.after.hit_rate) == ("agents", before.hit_rate, after.hit_rate)
+    assert (agents.group, agents.before.hit_rate, agents.after.hit_rate) == ("agents", before.hit_rate, after.hit_rate)
     assert agents.before.load_max_over_mean is None
-    assert report_as_json(report)["figures"]["difference"]["hit_rate"] == pytest.approx(0.3)
 
 
 def test_what_is_unknown_stays_unknown(pool):
-    report = report_of(pool, Windows(BEFORE, AFTER), ALL())
-    for side in (report.pool.before, report.pool.after):
+    report = report_of(pool, Windows(BEFORE, AFTER))
+    for side in (report.figures.before, report.figures.after):
         assert {side.hit_rate, side.ttft_p50_s, side.prefill_s_per_day, side.money_per_day, side.reachable} == {None}
         assert side.requests is None
     text = " ".join(report.notes)
@@ -88,9 +86,9 @@ def test_events_of_the_pool_in_both_windows_are_listed(pool):
         event = record_event(EventKind.REPLICA_CHANGED, summary, pool=pool)
         Event.objects.filter(summary=summary).update(at=T0 + timedelta(minutes=minutes))
         del event
-    report = report_of(pool, Windows(BEFORE, AFTER), ALL())
-    assert [event.summary for event in report.events] == ["at 30", "at -30"]
-    assert report_of(pool, Windows(BEFORE, AFTER), Event.objects.none()).events == []
+    events, more = events_between(pool, Windows(BEFORE, AFTER), Event.objects.all())
+    assert ([event.summary for event in events], more) == (["at 30", "at -30"], False)
+    assert events_between(pool, Windows(BEFORE, AFTER), Event.objects.none()) == ([], False)
 
 
 @pytest.fixture
@@ -148,7 +146,7 @@ def test_a_revision_that_was_replaced_at_once_gets_no_verdict(old_pool):
     rollout = published(old_pool, T0 - 2 * HOUR, T0 - 2 * HOUR)
     published(old_pool, T0 - 2 * HOUR + timedelta(minutes=3))
     windows = report_windows(T0, old_pool, rollout=rollout, span=HOUR)
-    assert report_of(old_pool, windows, ALL()).no_verdict[1] == "No verdict: only 3.0 minutes after."
+    assert report_of(old_pool, windows).no_verdict[1] == "No verdict: only 3.0 minutes after."
 
 
 @pytest.mark.parametrize(

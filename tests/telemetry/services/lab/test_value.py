@@ -63,14 +63,14 @@ def test_saved_tokens_are_hours_and_money_by_day(priced, django_assert_max_num_q
         report = value_of([priced], T0, by="day")
     yesterday, today = report.periods
     assert (yesterday.start, today.end) == (MONDAY, T0)
-    assert today.value.saved_ratio == pytest.approx(0.6)
-    assert today.value.saved.tokens == pytest.approx(120_000)
-    assert today.value.saved.replica_hours == pytest.approx(120 / 3600)
-    assert today.value.saved.gpu_hours == pytest.approx(240 / 3600)
-    assert today.value.saved.money == pytest.approx(240 / 3600 * 3.6)
-    assert today.value.placement.tokens == pytest.approx(20_000)  # 10 % of 200,000
-    assert yesterday.value.placement.tokens is None  # nothing was replayed
-    assert today.covered_s == pytest.approx(1800)
+    assert today.saved_ratio == pytest.approx(0.6)
+    assert today.saved.tokens == pytest.approx(120_000)
+    assert today.saved.replica_hours == pytest.approx(120 / 3600)
+    assert today.saved.gpu_hours == pytest.approx(240 / 3600)
+    assert today.saved.money == pytest.approx(240 / 3600 * 3.6)
+    assert today.placement.tokens == pytest.approx(20_000)  # 10 % of 200,000
+    assert yesterday.placement.tokens is None  # nothing was replayed
+    assert today.measured_s == pytest.approx(1800)
     assert report.sentence == (
         "On Tue 04 Mar 2031, prefix caches saved 4.0 GPU-minutes (0.24 USD), 60 % of prefill; better placement could "
         "have saved another 0.7 GPU-minutes (0.04 USD)."
@@ -82,8 +82,9 @@ def test_saved_tokens_are_hours_and_money_by_day(priced, django_assert_max_num_q
 def test_weeks_add_up_days_and_begin_on_monday(priced):
     report = value_of([priced], T0, by="week")
     assert [period.start for period in report.periods] == [MONDAY]
-    assert report.periods[0].value.saved.tokens == pytest.approx(80_000 + 120_000)
-    assert report.periods[0].groups["chat", "agents"] == report.periods[0].pools["chat"]
+    assert report.periods[0].saved.tokens == pytest.approx(80_000 + 120_000)
+    (pool,), (group,) = report.periods[0].pools, report.periods[0].groups
+    assert (group.pool, group.group, group.saved, group.placement) == ("chat", "agents", pool.saved, pool.placement)
 
 
 def test_a_young_installation_is_shown_by_day(priced):
@@ -98,10 +99,10 @@ def test_a_response_that_reports_nothing_counts_with_the_mean_of_the_others(pool
     scraped(T0)
     served(T0, 500, reported=100)
     report = value_of([pool], T0, by="day")
-    assert report.chosen.value.saved.tokens == pytest.approx(100_000)
-    assert report.chosen.value.saved.unit == "replica-hours"
+    assert report.chosen.saved.tokens == pytest.approx(100_000)
+    assert report.chosen.saved.unit == "replica-hours"
     assert any("50 % of the responses report" in note for note in report.notes)
-    assert report.chosen.value.saved.money is None
+    assert report.chosen.saved.money is None
 
 
 def test_the_range_of_the_rate_is_that_of_the_hours(pool):
@@ -120,8 +121,8 @@ def test_a_pool_of_unknown_rate_is_named_and_not_counted(priced, django_assert_m
     with django_assert_max_num_queries(6):
         report = value_of([priced, other], T0, by="day")
     assert report.chosen.missing == ["batch"]
-    assert report.chosen.value.saved.gpu_hours == pytest.approx(240 / 3600)
-    assert report.chosen.value.saved.tokens == pytest.approx(140_000)
+    assert report.chosen.saved.gpu_hours == pytest.approx(240 / 3600)
+    assert report.chosen.saved.tokens == pytest.approx(140_000)
     assert any("do not include batch" in note for note in report.notes)
     assert "saved 4.0 GPU-minutes (0.24 USD), without pool batch, and 35 % of prefill of all pools" in report.sentence
     Pool.objects.update(created_at=T0 - 9 * DAY)
@@ -133,9 +134,9 @@ def test_a_pool_of_unknown_rate_is_named_and_not_counted(priced, django_assert_m
     Pool.objects.update(created_at=T0 + DAY)  # another pool of this name, of another clock
     assert saved_in(fleet_of(), list(Pool.objects.all()), until_tomorrow, T0).whole_hours == 0
     learnt(other)
-    assert value_of([priced, other], T0, by="day").chosen.value.saved.money is None  # one of two has no price
+    assert value_of([priced, other], T0, by="day").chosen.saved.money is None  # one of two has no price
     other = update_pool(other, costs={**COSTS, "currency": "JPY"})
-    assert value_of([priced, other], T0, by="day").chosen.value.saved.money is None
+    assert value_of([priced, other], T0, by="day").chosen.saved.money is None
     assert saved_in(fleet_of(priced, other), [priced, other], until_tomorrow, T0).amount.money is None
 
 
