@@ -15,7 +15,8 @@ async function load(place) {
 async function draw(place) {
   if (!place.figure) return;
   const { data, layout } = place.figure;
-  await window.Plotly.react(place, data, themed(structuredClone(layout), place.clientWidth), CONFIG);
+  const scale = parseFloat(getComputedStyle(place).fontSize) / 14;
+  await window.Plotly.react(place, data, themed(structuredClone(layout), place.clientWidth, "", scale), CONFIG);
 }
 
 places.forEach(load);

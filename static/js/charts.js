@@ -133,7 +133,7 @@ export class Chart {
     if (!this.figure) return;
     const { data, layout, meta } = this.figure;
     const shown = data.map((trace) => ({ ...trace, visible: !this.hidden.has(trace.name) }));
-    const scale = this.plain ? parseFloat(getComputedStyle(this.section).fontSize) / 14 : 1; // a wall's letters are larger
+    const scale = parseFloat(getComputedStyle(this.section).fontSize) / 14; // a wall's letters are larger, and an enlarged page's
     const drawn = themed(structuredClone(layout), this.plot.clientWidth, this.zone, scale);
     if (this.range) drawn.xaxis.range = this.range.map((at) => this.toClock(at));
     const top = Math.max(0, ...shown.filter((trace) => trace.visible && trace.yaxis !== "y2").flatMap((trace) => trace.y));

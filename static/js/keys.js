@@ -7,6 +7,7 @@ export function startKeys() {
   const dialog = document.getElementById("keys");
   let lead = "", at = 0;
   document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && closeMenu()) return;
     if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target) || document.querySelector("dialog[open]")) return;
     const pair = Date.now() - at < TOGETHER_MS ? lead + event.key : "";
     lead = event.key;
@@ -21,6 +22,13 @@ export function startKeys() {
     else if (event.key === "Escape") document.querySelector("[data-leave]")?.click();
     else if (event.key === "p") document.dispatchEvent(new Event("pausetoggle"));
   });
+}
+
+function closeMenu() {
+  const menu = document.querySelector("body:not(:has(dialog[open])) .popover[open]");
+  if (menu) menu.open = false;
+  menu?.querySelector("summary").focus();
+  return menu;
 }
 
 function go(key) {

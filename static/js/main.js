@@ -8,6 +8,7 @@ import { startSearch } from "./search.js";
 import { startTheme } from "./theme.js";
 import { startZone } from "./zone.js";
 
+document.querySelector(".tabs [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 startTheme();
 startKeys();
 startZone();

@@ -73,7 +73,6 @@ def breakdown_figure(breakdown: Breakdown) -> dict[str, Any]:
         "text": [points(step.ratio) for step in steps],
         "textposition": "outside",
         "textangle": 0,
-        "textfont": {"size": 12},
         "hovertemplate": "%{y}: %{text} points<extra></extra>",
         "cliponaxis": False,
     }

@@ -39,7 +39,14 @@ AS_LOADED = {
     " return at.right > Math.min(innerWidth, rail.right) + 1 || at.bottom > rail.bottom + 1 })"
     ".map((link) => link.innerText)",
 }
+# Tables of the points of a chart scroll; all others wrap or become cards, so that their actions are in sight.
+TABLES = {
+    "tables that scroll sideways": "[...document.querySelectorAll('.table-wrap:not(.sketch-wrap)')].filter((wrap) =>"
+    " wrap.scrollWidth > wrap.clientWidth + 1 && !wrap.ariaLabel?.startsWith('Data of'))"
+    ".map((wrap) => wrap.innerText.slice(0, 60))",
+}
 LAYOUT = {
+    **TABLES,
     "scrolls sideways": "document.documentElement.scrollWidth > document.documentElement.clientWidth",
     "elements outside the viewport": "[...document.querySelectorAll('main *, .top *')].filter((element) => {"
     " const box = element.getBoundingClientRect();"
@@ -54,9 +61,24 @@ LAYOUT = {
     "table rows higher than five lines": "[...document.querySelectorAll('tbody tr')]"
     ".filter((row) => row.offsetHeight > 110 && getComputedStyle(row).display === 'table-row')"
     ".map((row) => row.innerText)",
-    "the newest part of a drawing is out of sight": "[...document.querySelectorAll('.sketch-wrap')]"
-    ".filter((wrap) => wrap.querySelector('svg').getBoundingClientRect().right"
-    " > wrap.getBoundingClientRect().right + 1).map((wrap) => wrap.innerText)",
+    "parts of a drawing are out of sight": "[...document.querySelectorAll('.sketch :is(text, polyline)')]"
+    ".filter((part) => { const box = part.getBoundingClientRect();"
+    " const wrap = part.closest('.sketch-wrap').getBoundingClientRect();"
+    " return box.left < wrap.left - 1 || box.right > wrap.right + 1 }).map((part) => part.textContent || 'line')",
+    "the header takes more than two lines": "innerWidth < 640 && document.querySelector('.top')?.offsetHeight > 104",
+    "buttons at the edge of the status strip": "[...document.querySelectorAll('.status .button')].filter((button) =>"
+    " button.offsetHeight && button.getBoundingClientRect().top"
+    " < button.closest('.message').getBoundingClientRect().top + 3).map((button) => button.innerText)",
+    "badges wider than their text": "[...document.querySelectorAll('.badge')].filter((badge) => {"
+    " const text = new Range(); text.selectNodeContents(badge);"
+    " return badge.offsetHeight < 30 && badge.offsetWidth > text.getBoundingClientRect().width + 40 })"
+    ".map((badge) => badge.innerText)",
+    "badges of two lines": "innerWidth >= 1280 && [...document.querySelectorAll('.badge')]"
+    ".filter((badge) => badge.offsetHeight > 30).map((badge) => badge.innerText)",
+    "flags broken at a hyphen": "[...document.querySelectorAll('code')].filter((code) => {"
+    " if (!code.innerText.startsWith('--') || code.firstChild.nodeType !== Node.TEXT_NODE) return false;"
+    " const start = new Range(); start.setStart(code.firstChild, 0); start.setEnd(code.firstChild, 3);"
+    " return start.getBoundingClientRect().height > 30 }).map((code) => code.innerText)",
     "figures that are cut": "[...document.querySelectorAll('.tile .value')]"
     ".filter((value) => value.scrollWidth > value.clientWidth + 1).map((value) => value.innerText)",
 }

@@ -10,11 +10,13 @@ from playwright.sync_api import expect
 
 from controlplane.models import Replica
 from tests.end_to_end.keyboard import hold_still, tab_to
+from tests.end_to_end.looking import TABLES, broken, drawn
 
 # Links and buttons of the frame that are outside the window, or smaller than they should be.
 CUT = """(least) => [...document.querySelectorAll(".rail a, .top :is(a, button, summary)")]
     .filter((element) => element.checkVisibility() && !element.closest("details:not([open]) > :not(summary)"))
     .filter((element) => {
+        element.scrollIntoView({ block: "nearest", inline: "nearest" }); // tabs scroll on a phone
         const box = element.getBoundingClientRect(), fixed = element.closest(".rail");
         const inside = box.left >= 0 && box.right <= innerWidth + 1 && (!fixed || box.bottom <= innerHeight + 1);
         return !inside || element.scrollWidth > element.clientWidth + 1 || box.height < least || box.width < least;
@@ -29,7 +31,8 @@ ROOM = """() => Math.min(...[...document.querySelectorAll(".toolbar details")].m
 OVERLAPS = """() => {
     const boxes = [...document.querySelectorAll(".rail li a, .tabs a, .top-end > *, .toolbar > *")]
         .filter((element) => element.checkVisibility())
-        .map((element) => [element.innerText, element.getBoundingClientRect()]);
+        .map((element) => [element.innerText, element.getBoundingClientRect(), element.parentElement])
+        .filter(([, box, around]) => box.right <= around.getBoundingClientRect().right + 1); // tabs scroll on a phone
     const meet = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
     return boxes.flatMap(([name, box], at) =>
         boxes.slice(at + 1).filter(([, other]) => meet(box, other)).map(([other]) => [name, other]));
@@ -63,6 +66,56 @@ def test_nothing_of_the_frame_is_cut_off(site, full):
     page.get_by_role("button", name="local time").click()
     expect(page.locator("time[data-at]").first).not_to_contain_text("UTC")
     expect(page.get_by_role("navigation", name="Main").get_by_role("link")).to_have_count(6)  # on a phone
+
+
+@pytest.mark.parametrize(("width", "text"), [(900, 100), (1440, 200), (390, 100)])
+def test_actions_of_tables_are_in_sight_without_scrolling_sideways(site, full, width, text):
+    page = site.open(viewport={"width": width, "height": 800})
+    page.add_init_script(
+        f"document.addEventListener('DOMContentLoaded', () => document.documentElement.style.fontSize = '{text}%')"
+    )
+    wrong = {}
+    for path in ("/policies/", "/fleet/", "/value/", "/breakdown/", "/alerts/", "/sessions/", "/"):
+        page.goto(path)
+        if found := broken(page, TABLES):
+            wrong[path] = found
+    assert wrong == {}
+
+
+def test_letters_of_charts_grow_with_the_text(site, full):
+    page, heights = site.open(viewport={"width": 1440, "height": 900}), []
+    for text in (100, 200):
+        page.add_init_script(
+            f"document.addEventListener('DOMContentLoaded', () => document.documentElement.style.fontSize = '{text}%')"
+        )
+        page.goto("/charts/hit-rate/")
+        drawn(page)
+        heights.append(page.locator(".ytick text").first.bounding_box()["height"])
+    assert heights[1] > 1.8 * heights[0]
+
+
+def test_each_rule_shows_its_kind(site, full):
+    page = site.open(viewport={"width": 390, "height": 844})
+    page.goto("/alerts/")
+    second = page.locator("#rules [data-kind='Router lost']")
+    assert "Router lost" in second.first.evaluate("(name) => getComputedStyle(name, '::after').content")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    lefts = "[...document.querySelectorAll('#rules th[scope=row]')].map((name) => {"
+    lefts += " const text = new Range(); text.selectNodeContents(name); return text.getBoundingClientRect().left })"
+    assert len(set(page.evaluate(lefts))) == 1
+
+
+def test_one_menu_is_open_and_escape_closes_it(site, full):
+    page = site.open(viewport={"width": 1440, "height": 900})
+    page.goto("/?range=45m")
+    page.get_by_text("Custom range").click()
+    page.locator(".account > summary").click()
+    expect(page.locator(".popover[open]")).to_have_count(1)
+    page.get_by_text("Custom range").click()
+    page.get_by_label("Last").focus()
+    page.keyboard.press("Escape")
+    expect(page.locator(".popover[open]")).to_have_count(0)
+    expect(page.locator(".range > summary")).to_be_focused()
 
 
 def test_the_typed_range_stays_in_sight_and_is_carried(site, full):

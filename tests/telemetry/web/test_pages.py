@@ -156,7 +156,7 @@ def test_a_replica_shows_its_engine_its_ranks_and_how_reading_goes(visitor, flee
     assert "16 tokens" in text
     assert "27,648 blocks" in text
     assert "12 ms" in text
-    assert re.search(r'<th scope="row">0</th><td>llama-3.3-70b</td>', text)
+    assert re.search(r'<th scope="row">0</th><td data-label="Model">llama-3.3-70b</td>', text)
 
 
 def test_a_replica_and_a_group_list_the_alerts_that_fire_about_them(visitor, fleet, noon):
@@ -180,7 +180,7 @@ def test_a_removed_replica_keeps_its_page_with_its_figures_and_alerts(visitor, f
 
     assert (found.status_code, "from=2031-03-04T11" in found["Location"]) == (302, True)
     assert "Replica gpu-1 was removed from pool chat." in text
-    assert '<details class="popover range">' in text, (
+    assert '<details class="popover range" name="menu">' in text, (
         "the form of its fixed range is closed: it would cover the figures"
     )
     assert "by olga" in text
