@@ -64,6 +64,9 @@ def _device_cookie() -> str:
     return "__Host-device" if settings.SESSION_COOKIE_SECURE else "device"
 
 
+_OF_WORDS = "mostly of your username, or of words that are easy to guess on this site."
+
+
 class GuessableWordsValidator:
     """Rejects passwords that consist mainly of the username and of words that an attacker would try first.
 
@@ -77,10 +80,10 @@ class GuessableWordsValidator:
         for word in (*GUESSABLE_WORDS, *([name] if len(name) > 2 else ())):
             remaining = remaining.replace(word, "")
         if len(remaining) < len(password) and sum(map(str.isalpha, remaining)) < _MIN_OTHER_LETTERS:
-            raise ValidationError(self.get_help_text(), code="password_own_words")
+            raise ValidationError(f"This password consists {_OF_WORDS}", code="password_own_words")
 
     def get_help_text(self) -> str:
-        return "This password consists mostly of your username, or of words that are easy to guess on this site."
+        return f"Your password cannot consist {_OF_WORDS}"
 
 
 class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth ships no types

@@ -68,11 +68,11 @@ class Limits(Frozen, frozen=True):
     body_idle_timeout_s: Annotated[float, seconds("Longest pause between two reads of a request body.")] = 30.0
     min_body_bytes_per_s: Annotated[
         int,
-        number("bytes/s", 0, 1 << 30, "Average rate at which a request body must arrive after body_grace_s; 0: any."),
+        number("bytes/s", 0, 1 << 30, "Average rate at which a request body must arrive after the grace time; 0: any."),
     ] = 1000
-    body_grace_s: Annotated[
-        float, seconds("Time during which a request body may be slower than min_body_bytes_per_s.")
-    ] = 10.0
+    body_grace_s: Annotated[float, seconds("Time during which a request body may be slower than the minimum rate.")] = (
+        10.0
+    )
     write_stall_timeout_s: Annotated[
         float, seconds("Longest time a client may leave response bytes unread before it is disconnected.")
     ] = 60.0

@@ -7,7 +7,7 @@ it, the table says why and what to do instead. Pages offer a remedy to those who
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
@@ -20,6 +20,8 @@ from django.utils import timezone
 from controlplane.models import PolicyRevision, Replica, ReplicaState, RevisionState, Rollout, RoutingPolicy
 from controlplane.models.policy import OPEN_ROLLOUTS
 from controlplane.services.policies.lifecycle import healthy_revisions
+from telemetry.alerts.findings import Result
+from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.kinds.base import duration, percent
 from telemetry.causes.evidence import CauseKind
 from telemetry.models import Alert, AlertState, RuleKind
@@ -35,6 +37,7 @@ class Remedy:
     path: str = ""
     route: str = ""  # of ``path``: those who may submit it are offered the remedy
     hint: str = ""  # a sentence beside the button
+    is_over: bool = False  # the condition no longer holds, and the alert resolves soon
 
 
 Evidence = Mapping[str, Any]  # of a cause; {} for an alert without causes
@@ -187,4 +190,15 @@ def remedy_of(alert: Alert, causes: Iterable[Mapping[str, Any]] | None = None) -
     first = next(iter(alert.causes if causes is None else causes), None)
     kind, evidence = (first["kind"], first.get("evidence") or {}) if first else (alert.rule.kind, {})
     action = REMEDIES.get(kind, "") if alert.state != AlertState.RESOLVED else ""
-    return Remedy(hint=action) if isinstance(action, str) else action(alert, evidence)
+    remedy = Remedy(hint=action) if isinstance(action, str) else action(alert, evidence)
+    if alert.state != AlertState.FIRING or (alert.rule.verdict or {}).get("result") != Result.OK:
+        return remedy
+    is_needed = bool(remedy.path or isinstance(action, str))  # its hint says what to do, not what was done
+    return replace(remedy, is_over=True, hint=_resolves(alert) if is_needed else f"{remedy.hint} {_resolves(alert)}")
+
+
+def _resolves(alert: Alert) -> str:
+    """When a firing alert resolves whose condition no longer holds."""
+    keep_s: float = KINDS[alert.rule.kind].read(alert.rule.settings).timing.keep_firing_s
+    left_s = round(keep_s - (timezone.now() - alert.last_breach_at).total_seconds())
+    return f"The condition no longer holds; the alert resolves {f'in {duration(left_s)}' if left_s > 0 else 'now'}."

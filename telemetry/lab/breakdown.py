@@ -215,7 +215,7 @@ LOSS_TEXTS = {
     "capacity": LossText(
         "capacity",
         "Capacity",
-        "These tokens were computed before and evicted, because all caches together are too small.",
+        "These tokens were evicted before their reuse: all caches together are too small to keep them until then.",
         "See the effect of cache size below: more replicas, more memory for KV blocks, or CPU offload.",
         "fleet",
     ),
@@ -281,7 +281,9 @@ def summary(breakdown: Breakdown) -> str:
     if not losses:
         return f"{text}: no significant loss."
     parts = [f"{points(loss.ratio)} to {LOSS_TEXTS[loss.key].name}" for loss in losses]
-    return f"{text}: {', '.join(parts).replace(' to ', ' points lost to ', 1)}."
+    lost = ", ".join(parts).replace(" to ", " points lost to ", 1)
+    surplus = f"; {points(breakdown.surplus_ratio)} more delivered than replayed"
+    return f"{text}: {lost}{surplus if 100 * breakdown.surplus_ratio >= MIN_SHOWN_POINTS else ''}."
 
 
 def caveats(breakdown: Breakdown) -> list[str]:

@@ -81,7 +81,7 @@ def recommend(demand: Demand, caching: Caching) -> Recommendation | None:
         return None
     for_peak = _smallest(demand, caching, TARGET)
     if for_peak > present:
-        reason = f"The peak load of the last hour is {load:.0%} of {_replicas(present)}; the target is {TARGET:.0%}."
+        reason = f"{_load_text(load, present)}; the target is {TARGET:.0%}."
         return Recommendation(min(for_peak, MAX_FACTOR * present), limit, reason)
     with_margin = max(min(_smallest(demand, caching, SCALE_IN_TARGET), present), ceil(present / MAX_FACTOR))
     if with_margin == present:
@@ -92,7 +92,7 @@ def recommend(demand: Demand, caching: Caching) -> Recommendation | None:
     for_hits, why = fewest_for_hits(caching, present)
     if for_hits > with_margin:
         return Recommendation(for_hits, Limit.PREFIX_CACHE, why)
-    reason = f"The peak load of the last hour is {load:.0%} of {_replicas(present)}, and fewer caches keep the hits."
+    reason = f"{_load_text(load, present)}, and fewer caches keep the hits."
     return Recommendation(with_margin, limit, reason)
 
 
@@ -152,8 +152,12 @@ def _work_ratio(count: int, present: int, sizes: Mapping[int, SizeFigures]) -> f
     return sizes[max(smaller)].prefill_s / sizes[present].prefill_s
 
 
+def _load_text(load: float, present: int) -> str:
+    return f"The highest load, now or in a minute of the last hour, is {load:.0%} of {_replicas(present)}"
+
+
 def _reason_to_stay(load: float, limit: Limit, for_peak: int, present: int) -> tuple[Limit, str]:
-    text = f"The peak load of the last hour is {load:.0%} of {_replicas(present)}"
+    text = _load_text(load, present)
     if for_peak < present:
         return Limit.HYSTERESIS, f"{text}; with one fewer it would be above {SCALE_IN_TARGET:.0%}."
     return limit, f"{text}; the target is {TARGET:.0%}."

@@ -171,7 +171,7 @@ _FITS = {
         "",
     ),
     CacheVerdict.FLEET: (
-        "The working set fits the fleet, but not one replica: placement decides whether it stays cached.",
+        "The working set (90 % of the reuse) fits the fleet, but not one replica: placement decides what stays cached.",
         "Keep each prefix on one replica; copies on several replicas use up what others need.",
         "what-if",
     ),

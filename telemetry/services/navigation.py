@@ -136,8 +136,8 @@ _NAME, _STATE = ("name",), "controlplane:replica-state"
 _SOURCES = (
     _Source("Actions", "publish edit draft", _POLICIES, _NAME, "controlplane:policy-edit",
         "Edit and publish policy {0.name}", "{0.strategy}", only_asked=True),
-    _Source("Actions", "roll rollback revert", _POLICIES, _NAME, "controlplane:policy", "Roll back policy {0.name}",
-        "{0.strategy}", needs="controlplane:policy-revert", only_asked=True),
+    _Source("Actions", "roll rollback revert", _POLICIES, _NAME, "controlplane:policy-revisions",
+        "Roll back policy {0.name}", "{0.strategy}", needs="controlplane:policy-revert", only_asked=True),
     _Source("Actions", "drain", _REPLICAS.filter(state="active"), _NAME, _STATE, "Drain replica {0.name}",
         args=("{0.pk}", "draining"), only_asked=True),
     _Source("Actions", "activate undrain", _REPLICAS.exclude(state="active"), _NAME, _STATE,

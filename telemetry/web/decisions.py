@@ -103,7 +103,8 @@ def comparison_text(decision: Decision) -> str:
         return f"{reported}, as predicted."
     if difference < 0:
         return f"{reported}, {-difference:,} fewer than predicted: they were evicted or never computed on this replica."
-    return f"{reported}, {difference:,} more than predicted: another router or a shared cache tier supplied them."
+    untracked = "outputs, a part of a block, or prompts that this router did not place"
+    return f"{reported}, {difference:,} more than predicted: a router does not track {untracked}."
 
 
 def _failure_text(status: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -30,7 +29,7 @@ from telemetry.models import Alert, AlertRule, AlertState, RuleKind
 from telemetry.services.alerts.previews import Episode
 from telemetry.services.figures.engine import Reconciled
 from telemetry.services.figures.replicas import CELLS, HeatStrip
-from telemetry.services.lab.value import Amount, amount_text
+from telemetry.services.lab.value import Amount, hours_text
 from telemetry.services.setup import SETUP_COOKIE, Step, setup_steps
 from telemetry.web import decisions, pages, rollout_figures
 from telemetry.web.charts import absence, figure_text
@@ -249,7 +248,9 @@ def money(value: float | None, currency: str = "") -> str:
 @register.filter
 def amount(value: Amount) -> str:
     """Hours of GPUs or replicas; tokens where the rate is unknown, a dash where these are unknown too."""
-    return NOTHING if value.tokens is None else amount_text(replace(value, money=None), "")
+    if value.tokens is None:
+        return NOTHING
+    return f"{value.tokens:,.0f} tokens" if value.hours is None else f"{hours_text(value.hours)} {value.unit}"
 
 
 @register.filter

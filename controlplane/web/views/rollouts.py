@@ -105,6 +105,11 @@ def rollout_transition(request: HttpRequest, rollout_id: int, transition: str) -
         ACTIONS[transition],
         ReasonForm(request.POST or None),
     )
+    if request.method == "GET" and rollout.state not in BY_USER[transition].before:
+        messages.warning(
+            request, f"{action.label} is not possible: the rollout is {rollout.get_state_display().lower()}."
+        )
+        return redirect("controlplane:rollout", rollout_id=rollout.pk)
     if request.method == "POST" and (form.is_valid() or not form.is_bound):
         reason = form.cleaned_data["reason"] if form.is_bound else ""
         with errors_as_messages(request):

@@ -211,15 +211,15 @@ def prefill_rates_of(pools: Sequence[Pool]) -> dict[int, PrefillRate]:
 
 def _learnt(curve: CapacityCurve | None) -> PrefillRate:
     if curve is None or curve.prefill_rate is None:
-        count = curve.fitted_requests if curve else 0
+        found = f"{curve.fitted_requests} responses with cached tokens at the last fit" if curve else "not fitted yet"
         return PrefillRate(
             None,
-            f"The prefill rate is unknown: {count} responses with cached tokens in the last hour. Stream responses, "
-            "and start vLLM with --enable-prompt-tokens-details.",
+            f"The prefill rate is unknown: {found}. It is fitted every ten minutes. If it stays unknown, stream "
+            "responses, and start vLLM with --enable-prompt-tokens-details.",
         )
     return PrefillRate.of_fits(
         curve.prefill_rate,
-        f"Learnt from {curve.prefill_fits:,} fit{'s' * (curve.prefill_fits != 1)} of an hour each until "
+        f"Learnt from {curve.prefill_fits:,} fit{'s' * (curve.prefill_fits != 1)}, each of up to an hour, until "
         f"{curve.at:%d %b %H:%M} UTC, the last one of "
         f"{curve.fitted_requests:,} responses; the range is that of the fits.",
         curve.prefill_deviation,

@@ -382,8 +382,12 @@ def amount_text(amount: Amount, currency: str) -> str:
     money = "" if amount.money is None else f" ({amount.money:,.2f} {currency}".rstrip() + ")"
     if amount.hours < SHORT_H:
         return f"{60 * amount.hours:.1f} {amount.unit.replace('hours', 'minutes')}{money}"
-    hours = f"{amount.hours:,.3g}" if amount.hours < 1000 else f"{amount.hours:,.0f}"
-    return f"{hours} {amount.unit}{money}"
+    return f"{hours_text(amount.hours)} {amount.unit}{money}"
+
+
+def hours_text(hours: float) -> str:
+    """Three digits at least, so that the figures of a column have as many."""
+    return f"{hours:,.{3 if hours < 1 else 2 if hours < 10 else 1 if hours < 100 else 0}f}"
 
 
 def _length(seconds: float) -> str:

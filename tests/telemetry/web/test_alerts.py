@@ -436,8 +436,9 @@ def test_after_the_remedy_the_page_and_the_strip_say_how_far_the_hit_rate_has_re
     revert_policy(policy, 1, reason="back")
     words = "Revision 2 was replaced 0 s ago: the hit rate recovers as caches fill, now 52.0 %, usually 64.0 %."
     text, strip = visitor.get(f"/alerts/{alert.pk}/").text, visitor.get("/status/").text
+    assert '<div class="message warning" id="worst-alert"' in strip
     for part in (text, strip):
-        assert words in part
+        assert f"{words} The condition no longer holds; the alert resolves" in part
         assert "Hit rate fell from 64.0 % to 31.0 % at" in part  # its lowest, whatever it is now
         assert "/revert/" not in part
     live = visitor.get(f"/alerts/{alert.pk}/", headers={"HX-Request": "true"}).text

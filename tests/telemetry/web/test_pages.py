@@ -215,6 +215,19 @@ def test_a_restarted_replica_is_shaded_cold_on_its_own_charts_alone(visitor, fle
     assert shaded("pool=chat") == shaded("replica=gpu-1") == []
 
 
+def test_a_replica_that_is_down_says_why_and_not_that_the_worker_stopped(visitor, noon):
+    replica = add_replica(create_pool("chat"), name="gpu-1", url="http://gpu-1:8000")
+    down = {"health": "down", "failures": 4, "reason": "connection refused"}
+    ScrapeState.objects.update_or_create(
+        replica=replica, defaults={"at": noon, "ok_at": noon - timedelta(minutes=1), **down}
+    )
+
+    text = visitor.get("/replicas/gpu-1/").text
+
+    assert "The replica is down: connection refused." in text
+    assert "Requests are not affected" not in text
+
+
 def test_a_replica_that_was_never_read_says_what_to_check(visitor, noon):
     add_replica(create_pool("chat"), name="gpu-1", url="http://gpu-1:8000")
 
