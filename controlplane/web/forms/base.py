@@ -417,4 +417,6 @@ def _default_text(info: SettingInfo) -> str:
     default = info.default
     if default in (None, "", []):
         return ""
+    if isinstance(default, list):
+        return ", ".join(map(str, default))
     return f"{default:,.15g}" if isinstance(default, float | int) else setting(default)

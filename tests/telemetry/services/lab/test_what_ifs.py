@@ -187,7 +187,7 @@ def test_a_replay_that_does_not_match_what_was_measured_gives_no_verdict(played)
 
     calibration = what_if.result["calibration"]
     assert not calibration["is_calibrated"]
-    assert "hit rate of the active policy" in calibration["problems"][0]
+    assert "replay's hit rate of the newer half" in calibration["problems"][0]
     assert what_if.result["candidates"][1]["verdict"] == "unknown"
 
 
