@@ -42,7 +42,7 @@ AS_LOADED = {
 # Tables of the points of a chart scroll; all others wrap or become cards, so that their actions are in sight.
 TABLES = {
     "tables that scroll sideways": "[...document.querySelectorAll('.table-wrap:not(.sketch-wrap)')].filter((wrap) =>"
-    " wrap.scrollWidth > wrap.clientWidth + 1 && !wrap.ariaLabel?.startsWith('Data of'))"
+    " wrap.checkVisibility() && wrap.scrollWidth > wrap.clientWidth + 1 && !wrap.ariaLabel?.startsWith('Data of'))"
     ".map((wrap) => wrap.innerText.slice(0, 60))",
 }
 LAYOUT = {
