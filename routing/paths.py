@@ -168,6 +168,7 @@ class Endpoint:
     generates: bool = False  # a model generates the response; else equal requests always have equal responses
     is_cacheable: bool = False  # whether the response of an equal request may be served again
     may_transfer: bool = False  # whether another replica may prefill its prompt and hand over the KV blocks
+    may_continue: bool = False  # whether another replica may generate the rest of a stream (proxy/continuation.py)
     is_form: bool = False  # its body is a multipart form, without a prompt to place it by
 
 
@@ -183,10 +184,22 @@ class DataPath(StrEnum):
         return path
 
     CHAT_COMPLETIONS = Endpoint(
-        "/v1/chat/completions", ChatBody, "chat", generates=True, is_cacheable=True, may_transfer=True
+        "/v1/chat/completions",
+        ChatBody,
+        "chat",
+        generates=True,
+        is_cacheable=True,
+        may_transfer=True,
+        may_continue=True,
     )
     COMPLETIONS = Endpoint(
-        "/v1/completions", CompletionBody, "text_completion", generates=True, is_cacheable=True, may_transfer=True
+        "/v1/completions",
+        CompletionBody,
+        "text_completion",
+        generates=True,
+        is_cacheable=True,
+        may_transfer=True,
+        may_continue=True,
     )
     EMBEDDINGS = Endpoint("/v1/embeddings", EmbeddingBody, "embeddings", is_cacheable=True)
     RESPONSES = Endpoint("/v1/responses", ResponsesBody, "chat", generates=True)

@@ -213,7 +213,7 @@ _USAGE: Final = b'"usage"'
 _FINISHED: Final = b'"finish_reason":"'  # as vLLM writes it
 _FINGERPRINT: Final = b'"system_fingerprint":'
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")
-_event_ends: Final = re.compile(rb"\n\r?\n|\r\r").finditer
+event_ends: Final = re.compile(rb"\n\r?\n|\r\r").finditer
 _event_end: Final = re.compile(rb"\n\r?\n|\r\r").search
 _no_choices: Final = re.compile(rb'"choices"\s*:\s*\[\s*\]').search
 _OVERLAP: Final = 2  # bytes of an event's end that may have come with the read before
@@ -286,7 +286,7 @@ class UsageFilter:
         """The complete events at the beginning of ``data`` without the usage chunk; holds back what follows them."""
         start = passed_until = finished = 0  # beginnings of the current event, of what may pass, of the event before
         passed: list[bytes] = []
-        for match in _event_ends(data):
+        for match in event_ends(data):
             end = match.end()
             chunk = _usage_chunk(data[start:end])
             if chunk is not None:

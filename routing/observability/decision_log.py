@@ -106,6 +106,7 @@ class Record:
         "blocks",
         "cached_tokens",
         "candidates",
+        "continued_after",
         "digest_ratio",
         "generated_tokens",
         "group",
@@ -179,6 +180,7 @@ class Record:
         self.candidates = candidates  # with costs if the prompt structure is recorded
         self.hit_tokens = hit_tokens  # predicted; None if the strategy predicts none
         self.retries = 0
+        self.continued_after: tuple[tuple[str, int], ...] = ()  # failed replicas, and tokens that the client had then
         self.status: int | None = None
         self.outcome: str | None = None  # a metrics.Outcome, once the request has ended
         self.is_streamed: bool | None = None  # whether the response is an event stream; None: there was no response
@@ -279,6 +281,7 @@ class Record:
             "hit_tokens": self.hit_tokens,
             "prefill": None if self.prefill is None else self.prefill.as_json(),
             "retries": self.retries,
+            "continued_after": [{"replica": replica, "tokens": tokens} for replica, tokens in self.continued_after],
             "status": self.status,
             "outcome": self.outcome,
             "streamed": self.is_streamed,

@@ -255,6 +255,7 @@ class Metrics:
         text = "Request's last byte to the last byte of a successful response."
         self._latency = HistogramFamily("latency_seconds", text, (*by_replica, "response"))
         self._retries: dict[tuple[str, str, str], int] = {}  # by pool, replica and cause
+        self._stream_failures: dict[tuple[str, str, str], int] = {}  # by pool, replica and result
         self._prefills: dict[tuple[str, str, str, str], int] = {}  # by pool, replica, outcome and cause
         self._left_at: dict[object, float] = {}  # when a series was first seen to have left the configuration
 
@@ -316,6 +317,11 @@ class Metrics:
         key = (record.pool, record.replica, cause)
         self._retries[key] = self._retries.get(key, 0) + 1
 
+    def count_stream_failure(self, record: Record, result: str) -> None:
+        """Count a stream whose replica failed: ``continued``, or why it was not."""
+        key = (record.pool, record.replica, result)
+        self._stream_failures[key] = self._stream_failures.get(key, 0) + 1
+
     def count_prefill(self, pool: str, replica: str, outcome: str, cause: str) -> None:
         """Count a prefill leg, or a request that has none (``replica`` is "")."""
         key = (pool, replica, outcome, cause)
@@ -339,7 +345,8 @@ class Metrics:
         for family in self._families():
             matches = configured.has_canary if family.name.startswith("policy_") else configured.contains
             self._drop_expired(family.series, family.series_key, matches, now)
-        self._drop_expired(self._retries, lambda key: (key[0], "", key[1], "", 0), configured.contains, now)
+        for failures_by_replica in (self._retries, self._stream_failures):
+            self._drop_expired(failures_by_replica, lambda key: (key[0], "", key[1], "", 0), configured.contains, now)
         self._drop_expired(self._prefills, lambda key: (key[0], "", key[1], "", 0), configured.contains, now)
 
     def _drop_expired(
@@ -370,6 +377,10 @@ class Metrics:
         yield from header("retries_total", "counter", "Retries on another replica before the first byte, by cause.")
         for (pool, replica, cause), count in list(self._retries.items()):
             yield f"{PREFIX}retries_total{{{labels(pool=pool, replica=replica, cause=cause)}}} {count}"
+        text = "Streams whose replica failed: continued by another, or why they ended with an error."
+        yield from header("stream_failures_total", "counter", text)
+        for (pool, replica, result), count in list(self._stream_failures.items()):
+            yield f"{PREFIX}stream_failures_total{{{labels(pool=pool, replica=replica, result=result)}}} {count}"
         if self._prefills:
             yield from header("prefill_legs_total", "counter", "Prompts sent to a prefill replica, or not, by outcome.")
         for (pool, replica, outcome, cause), count in list(self._prefills.items()):

@@ -1,16 +1,17 @@
 """State machine of one proxied request: place, send, retry, relay the response, account for it.
 
 Theory of operation. An exchange is in one state at a time; ``TRANSITIONS`` lists what may follow. Before STREAMING a
-failure leads to the next replica, while one is eligible and the limit allows; from then on the relay shows the client
-that the response is incomplete. Where replicas have roles, another replica may prefill the prompt before the request is
-sent (``prefill_leg.py``). A programming error is logged and ends the exchange too, so that no client waits and no load
-remains.
+failure leads to the next replica, while one is eligible and the limit allows; from then on another replica generates
+the rest of a stream (``continuation.py``), or the relay shows the client that the response is incomplete. Where
+replicas have roles, another replica may prefill the prompt before the request is sent (``prefill_leg.py``). A
+programming error is logged and ends the exchange too, so that no client waits and no load remains.
 """
 
 from __future__ import annotations
 
 import logging
 from enum import IntEnum
+from functools import partial
 from http import HTTPStatus
 from time import monotonic
 from typing import TYPE_CHECKING, Final, cast
@@ -21,8 +22,18 @@ from routing.http.usage import Prelude, begins_with_error, has_abort, is_aborted
 from routing.log import defect
 from routing.observability.decision_log import structure_json
 from routing.observability.metrics import Outcome
+from routing.paths import DataPath
 from routing.prompt.parsing import with_usage_requested, without_member
 from routing.proxy.admission import RESPONSES, admit_request, rejection_of, with_response_id
+from routing.proxy.continuation import (
+    DONE_EVENT,
+    KeptStream,
+    NotContinuableError,
+    Splice,
+    error_at,
+    fails_after_token,
+    finish_event,
+)
 from routing.proxy.prefill_leg import REJECTED, RETRIED, PrefillLeg, check_parameters
 from routing.proxy.response_relay import (
     REPLICA_ERROR,
@@ -47,12 +58,14 @@ if TYPE_CHECKING:
     from routing.observability.decision_log import Record
     from routing.paths import Endpoint
     from routing.proxy.admission_queues import QueuePermit
+    from routing.proxy.continuation import SentText
     from routing.proxy.large_bodies import PendingBody
     from routing.proxy.services import ActiveConfiguration, Services
     from routing.response_cache.cache import CachedResponse, CacheLookup
 
 
 POST: Final = b"POST"
+CHAT: Final = DataPath.CHAT_COMPLETIONS.endpoint
 OK: Final = HTTPStatus.OK.value
 SERVER_ERROR: Final = HTTPStatus.INTERNAL_SERVER_ERROR.value
 INVALID_STATUSES: Final = frozenset({400, 422})  # of engines that do not know a member of the request
@@ -71,8 +84,9 @@ class State(IntEnum):
     CONNECTING = 5  # no idle connection was available
     AWAITING = 6  # sent; the beginning of the response may have arrived, but is held until its first token or byte
     CLASSIFYING = 7  # an error response is being buffered, because another replica may do better
-    STREAMING = 8  # bytes of the response have been sent to the client: no retry from here on
-    DONE = 9  # reached exactly once; the load is always released
+    STREAMING = 8  # bytes of the response have been sent to the client: the request is not sent again from here on
+    COUNTING = 9  # another replica, which will continue the stream, counts the tokens of the text so far
+    DONE = 10  # reached exactly once; the load is always released
 
 
 READING: Final = State.READING  # attributes of an enum are slow to look up
@@ -84,18 +98,20 @@ CONNECTING: Final = State.CONNECTING
 AWAITING: Final = State.AWAITING
 CLASSIFYING: Final = State.CLASSIFYING
 STREAMING: Final = State.STREAMING
+COUNTING: Final = State.COUNTING
 DONE: Final = State.DONE
 
 TRANSITIONS: Final = {
     READING: {PLACING, DONE},
-    PLACING: {READING, LOOKING_UP, QUEUED, PREFILLING, CONNECTING, AWAITING, DONE},
+    PLACING: {READING, LOOKING_UP, QUEUED, PREFILLING, CONNECTING, AWAITING, COUNTING, DONE},
     LOOKING_UP: {PLACING, DONE},
     QUEUED: {PLACING, DONE},
     PREFILLING: {PLACING, DONE},
     CONNECTING: {PLACING, AWAITING, DONE},
     AWAITING: {PLACING, CONNECTING, CLASSIFYING, STREAMING, DONE},
     CLASSIFYING: {PLACING, CONNECTING, STREAMING, DONE},
-    STREAMING: {DONE},
+    STREAMING: {PLACING, DONE},
+    COUNTING: {PLACING, DONE},
     DONE: set[State](),
 }
 
@@ -109,7 +125,7 @@ class Exchange(UpstreamCall):
     _decision: Decision
     _record: Record  # once placed, as the ticket
     _ticket: Ticket
-    _relay: ResponseRelay  # from the first byte on
+    _relay: ResponseRelay  # from the first byte on, as ``_has_begun``
 
     def __init__(
         self, services: Services, configuration: ActiveConfiguration, client: Downstream, request: Request
@@ -134,6 +150,8 @@ class Exchange(UpstreamCall):
         self._sent_at = 0.0  # to the current replica
         self._prelude: Prelude | None = None  # of the current replica's stream, held until its first token
         self._retry_state: RetryState | None = None  # since the first failure
+        self._has_begun = False  # the client has bytes of the response
+        self._kept: KeptStream | None = None  # of a stream that may be continued
         tracer = services.tracer
         self._trace = None if tracer is None else tracer.start(request)  # None: not sampled
 
@@ -393,6 +411,11 @@ class Exchange(UpstreamCall):
             self.upstream = None  # it has returned to its pool
         try:
             if self._state is STREAMING:
+                if self._kept is not None:
+                    rest = self._until_error(self._kept, data)
+                    if rest is None:
+                        return
+                    data = rest
                 if self._lookup is not None:
                     self._lookup.record(data)
                 self._relay.finish(data)  # earlier bytes went straight to its sink
@@ -417,6 +440,8 @@ class Exchange(UpstreamCall):
         if not (has_token or last or is_encoded(head)):
             return
         data = bytes(prelude.data)
+        if fails_after_token(data) and self._retry_on_other_replica(self._retries().on_aborted()):
+            return
         if begins_with_error(data):
             has_token = False
             if self._prefill is not None and self._prefill.has_parameters:
@@ -424,7 +449,9 @@ class Exchange(UpstreamCall):
                 return
         if has_token:
             now = monotonic()
-            self._record.ttft_s, self._record.prefill_s = now - self._request.arrived_at, now - self._sent_at
+            self._record.prefill_s = now - self._sent_at
+            if not self._has_begun:
+                self._record.ttft_s = now - self._request.arrived_at
             self._ticket.record_first_byte()
         if last:
             self._on_whole_response(head, data)
@@ -443,8 +470,9 @@ class Exchange(UpstreamCall):
         replica = self._record.replica
         if self._state is STREAMING:
             self._services.stall_detector.record_failed_response(replica, failure, was_probe=self._is_probe)
-            self._finish(REPLICA_ERROR)
-            self._relay.abort(failure_error(replica, failure), self._request.head.path)
+            if not self._continue(failure):
+                self._finish(REPLICA_ERROR)
+                self._relay.abort(failure_error(replica, failure), self._request.head.path)
             return
         decision = self._retries().on_response_failed(failure, was_probe=self._is_probe)
         if not self._retry_on_other_replica(decision):
@@ -521,7 +549,9 @@ class Exchange(UpstreamCall):
 
     def on_no_progress(self) -> None:
         """Retry on another replica if that is allowed, or keep waiting."""
-        if self._state is AWAITING or self._state is CLASSIFYING:
+        if self._state is STREAMING:
+            self._continue("stalled")
+        elif self._state is AWAITING or self._state is CLASSIFYING:
             self._retry_on_other_replica(self._retries().on_stalled())
 
     # --- retries ---
@@ -544,6 +574,88 @@ class Exchange(UpstreamCall):
         self._dispatch(decision)
         return True
 
+    # --- the rest of a stream from another replica ---
+
+    def _until_error(self, kept: KeptStream, data: bytes) -> bytes | None:
+        """None if the engine ends the stream in ``data`` with an error and another replica continues it; else ``data``.
+
+        Without what was passed to the client already, which is all before the error.
+        """
+        at = error_at(data)
+        if at < 0:
+            return data
+        if at:
+            kept.add(data[:at])
+            self._relay.sink()(data[:at], 0)
+        return None if self._continue("aborted") else data[at:]
+
+    def _continue(self, cause: str) -> bool:
+        """Let another replica generate the rest of the stream; False if it cannot be the rest of the same text."""
+        kept = self._kept
+        if kept is None:
+            return False
+        try:
+            sent = kept.read(is_inside_event=self._relay.is_inside_event)
+            decision = None if sent.is_finished else self._retries().on_stream_failed(cause)
+        except NotContinuableError as obstacle:
+            self._services.metrics.count_stream_failure(self._record, str(obstacle))
+            self._stop_keeping()
+            return False
+        self._services.metrics.count_stream_failure(self._record, "continued")
+        if self._trace is not None:
+            self._trace.end_attempt(cause)
+        if self._lookup is not None:
+            self._lookup.stop_recording()
+        if decision is None:
+            self._relay.end_finished()
+            self._complete()
+            return True
+        self._release_replica()
+        self._enter(PLACING)
+        self._enter(COUNTING)
+        address = self._configuration.connection_pools[decision.target.replica.name].address
+        kept.count(address, sent, partial(self.on_counted, kept, sent, decision))
+        return True
+
+    @log_exceptions
+    def on_counted(self, kept: KeptStream, sent: SentText, decision: Decision, tokens: int) -> None:
+        """Called when the tokens of the text so far are known: send the request for the rest."""
+        if self.is_over:
+            return
+        self._enter(PLACING)
+        self._record.continued_after += ((self._record.replica, tokens),)
+        self._relay.splice(Splice(kept, sent, tokens))
+        body = kept.rest(sent, tokens)
+        if body is None:
+            self._relay.finish(finish_event(sent, is_chat=kept.is_chat) + DONE_EVENT)
+            self._complete()
+            return
+        self._request.body, self._request.layout, self._request.omits_usage = body, None, False
+        if self._configuration.placement.is_eligible(decision, self._services.health):
+            self._dispatch(decision)
+        else:
+            self._place()
+
+    def _resume_response(self, head: ResponseHead, data: bytes, *, last: bool) -> None:
+        """Relay the rest of the stream."""
+        if head.status != OK or not head.is_stream or is_encoded(head):
+            self._reject(RejectedRequestError(502, f"replica {self._record.replica!r} cannot continue the response"))
+            return
+        self._enter(STREAMING)
+        self._request.body = b""
+        self._retry_state = self._prelude = self._prefill = None
+        if last:
+            self._relay.finish(data)
+            self._complete()
+            return
+        self._pass_kept(data, 0)
+        self._pipe()
+
+    def _stop_keeping(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
     # --- to the client ---
 
     def _start_response(
@@ -556,7 +668,11 @@ class Exchange(UpstreamCall):
         aborted: bool = False,
     ) -> None:
         """Relay the first bytes, and drop what only a retry would need."""
+        if self._has_begun:
+            self._resume_response(head, data, last=last)
+            return
         self._enter(STREAMING)
+        self._has_begun = True
         request, record = self._request, self._record
         if self._sends_unmodified and head.status < 300:
             self._on_usage_rejected()
@@ -572,7 +688,8 @@ class Exchange(UpstreamCall):
         self._relay = relay = ResponseRelay(self._client, head, parsed, is_aborted=aborted, fingerprint=fingerprint)
         if self._lookup is not None:
             self._record_for_cache(self._lookup, head, data)
-        del self._placement_request, self._decision
+        if not (last or self._keep(relay, data)):
+            del self._placement_request, self._decision
         self._prefill = self._prelude = None
         request.body = b""
         if request.held_bytes:
@@ -582,10 +699,25 @@ class Exchange(UpstreamCall):
         relay.send_head(request, record, data, last=last, keep_alive=keep_alive)
         if last:
             self._complete()
-        elif self.upstream is not None:
+        else:
+            self._pipe()
+
+    def _pipe(self) -> None:
+        if self.upstream is not None:
             self.upstream.pipe_to(self._sink())
             if self._client.is_full:  # because of an earlier response
                 self.upstream.pause()
+
+    def _keep(self, relay: ResponseRelay, data: bytes) -> bool:
+        """Whether the stream may be continued: then keep what another replica needs to generate the rest."""
+        request = self._request
+        endpoint, pools = request.head.endpoint, self._configuration.continued_pools
+        if endpoint is None or not (endpoint.may_continue and relay.may_continue and self._record.pool in pools):
+            return False
+        budget, wants_usage = self._services.stream_budget, not request.omits_usage
+        self._kept = KeptStream(budget, request.body, is_chat=endpoint is CHAT, wants_usage=wants_usage)
+        self._kept.add(data)
+        return True
 
     def _record_for_cache(self, lookup: CacheLookup, head: ResponseHead, data: bytes) -> None:
         """Begin to record a response that the cache may store."""
@@ -597,7 +729,24 @@ class Exchange(UpstreamCall):
     def _sink(self) -> BodySink:
         """Gets the body between its first and its last read."""
         is_recorded = self._lookup is not None and self._lookup.is_recording
+        if self._kept is not None:
+            return self._pass_kept
         return self._relay_and_record if is_recorded else self._relay.sink()
+
+    @log_exceptions
+    def _pass_kept(self, data: bytes, start: int) -> None:
+        """Gets the body of a stream that may be continued."""
+        kept, body = self._kept, data[start:-2] if start else data
+        if kept is not None:
+            rest = self._until_error(kept, body) if b'"error"' in body or b'"abort"' in body else body
+            if rest is None:
+                return
+            if rest is not body:
+                data, start, body = rest, 0, rest
+            kept.add(body)
+        if self._lookup is not None:
+            self._lookup.record(body)
+        self._relay.sink()(data, start)
 
     @log_exceptions
     def _relay_and_record(self, data: bytes, start: int) -> None:
@@ -634,6 +783,10 @@ class Exchange(UpstreamCall):
             self._request.grant.give_back(rejection)
         if self._trace is not None:
             self._trace.status = rejection.status
+        if self._has_begun:
+            self._finish(REPLICA_ERROR)
+            self._relay.abort(rejection, self._request.head.path)
+            return
         self._finish(Outcome.CLIENT_ERROR if rejection.status < 500 else outcome)
         response = rejection.response(self._request.head.path)
         self._client.respond(self._request, response, keep_alive=keep_alive, pool=self._pool_name())
@@ -648,7 +801,7 @@ class Exchange(UpstreamCall):
     def abort_on_error(self, error: Exception) -> None:
         """Log a programming error and respond with 500, or abort a response that has begun."""
         defect(logger, error, "exchange")
-        has_begun = self._state >= STREAMING
+        has_begun = self._has_begun or self._state is DONE
         self._finish(Outcome.ROUTER_ERROR)
         if has_begun:
             self._client.reset()
@@ -669,6 +822,7 @@ class Exchange(UpstreamCall):
         finally:
             if self._request.held_bytes:
                 self._services.release_body(self._request)
+            self._stop_keeping()
             if self._pending_body is not None:
                 self._pending_body.cancel()
             if self._lookup is not None:

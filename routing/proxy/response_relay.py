@@ -29,6 +29,7 @@ from routing.http.response_json import ParsedResponse, Usage
 from routing.http.usage import Fingerprint, ResponseTail, UsageFilter, generated_tokens, has_details
 from routing.observability.decision_log import Record
 from routing.observability.metrics import Outcome
+from routing.proxy.continuation import DONE_EVENT, Splice, complete_events
 from routing.proxy.retries import TOO_MANY
 from routing.response_cache.keys import RequestDigests, Scope
 from routing.types import ReplicaId
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from routing.proxy.services import Services
 
 
+OK: Final = 200
 Frame = Callable[[bytes, bool], bytes]
 REPLICA_ERROR: Final = Outcome.REPLICA_ERROR  # attributes of an enum are slow to look up
 
@@ -128,6 +130,7 @@ class ResponseRelay:
         self._is_aborted = is_aborted  # by an engine that is stopping
         self._parsed = parsed  # a JSON response that arrived in one read
         self._write_buffer, self._transport = client.write_buffer, client.transport
+        self._splice: Splice | None = None  # the rest comes from another replica
         self.cache_lines = b""  # header lines; empty: the task group has no response cache
 
     def send_head(self, request: Request, record: Record, data: bytes, *, last: bool, keep_alive: bool) -> None:
@@ -165,6 +168,8 @@ class ResponseRelay:
 
     def sink(self) -> BodySink:
         """Gets the body between its first and its last read: one call for each read, the hot path of streams."""
+        if self._splice is not None:
+            return self._pass_spliced
         if self._filter is not None:
             return self._pass_filtered
         return self._pass_chunk if self._frame is chunked else self._pass_unframed
@@ -182,6 +187,12 @@ class ResponseRelay:
         else:
             self._write_buffer.write(self._transport, b"%x\r\n%b\r\n" % (len(passed), passed))
 
+    def _pass_spliced(self, data: bytes, start: int) -> None:
+        body = data[start:-2] if start else data
+        self._tail.add(body)
+        if passed := cast("Splice", self._splice).feed(body):
+            self._write_buffer.write(self._transport, self._frame(passed, False))
+
     def _pass_chunk(self, data: bytes, start: int) -> None:
         self._write_buffer.write(self._transport, data if start else b"%x\r\n%b\r\n" % (len(data), data))
         self._tail.add(data[start:-2] if start else data)
@@ -195,10 +206,34 @@ class ResponseRelay:
         """Send the last bytes, if any, and the end of the body."""
         if data:
             self._tail.add(data)
-        if self._filter is not None:
+        if self._splice is not None:
+            data = self._splice.feed(data) + self._splice.flush()
+        elif self._filter is not None:
             data = self._filter.feed(data) + self._filter.flush()
         if framed := self._frame(data, True):
             self._client.write(framed)
+
+    @property
+    def may_continue(self) -> bool:
+        """Whether the rest of the response may come from another replica."""
+        head = self._head
+        return head.is_stream and head.status == OK and head.framing is not LENGTH and not is_encoded(head)
+
+    @property
+    def is_inside_event(self) -> bool:
+        """Whether the bytes that the client got end inside an event."""
+        if self._splice is not None:
+            return False
+        return not self._tail.ends_event() if self._filter is None else self._filter.is_inside_event
+
+    def splice(self, splice: Splice) -> None:
+        """The rest comes from another replica: ``splice`` rewrites its events."""
+        self._splice = splice
+
+    def end_finished(self) -> None:
+        """End a stream of which only the last event is missing, after the events that are held back."""
+        held = b"" if self._filter is None or self._splice is not None else complete_events(self._filter.flush())
+        self._client.write(self._frame(held + DONE_EVENT, True))
 
     def usage(self) -> Usage | None:
         """The token usage that the complete response reports; None for an error or if it is not reported."""
@@ -224,8 +259,7 @@ class ResponseRelay:
         if self._head.framing is LENGTH and self._filter is None:
             pass  # the client notices that the body is shorter than its Content-Length
         elif self._head.is_stream:
-            is_inside_event = not self._tail.ends_event() if self._filter is None else self._filter.is_inside_event
-            event = error_event(path, error.status, error.message, is_inside_event=is_inside_event)
+            event = error_event(path, error.status, error.message, is_inside_event=self.is_inside_event)
             self._client.write(self._frame(event, True))
         elif self._frame is unframed:
             self._client.reset()  # closing the connection would mark the end of the body

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from routing.engines import BUSY, error_cause
 from routing.http.response import RejectedRequestError, ResponseHead
 from routing.log import event
+from routing.proxy.continuation import NotContinuableError
 from routing.types import NoReplicaError, ReplicaId
 from routing.upstream.connection import Failure
 
@@ -135,6 +136,20 @@ class RetryState:
 
     def on_stalled(self) -> Decision | None:
         return self._next("stalled")
+
+    def on_stream_failed(self, cause: str) -> Decision:
+        """Called when a stream failed that another replica could continue; NotContinuableError if none may."""
+        services = self._services
+        services.checks.request_check(self._record.replica)
+        self._failed.add(ReplicaId(self._record.replica))
+        self.cause = cause
+        if not services.retry_budget.spend():
+            raise NotContinuableError("retry_budget")
+        try:
+            return self._decide()
+        except NoReplicaError:
+            services.retry_budget.give_back()
+            raise NotContinuableError("no_replica") from None
 
     def buffer(self, data: bytes, *, last: bool) -> bool:
         """Buffer an error response; True when it can be classified."""

@@ -17,9 +17,10 @@ from routing.observability.metrics import ConfiguredSeries, Metrics
 from routing.observability.tracing import Tracer
 from routing.proxy.admission import Admission
 from routing.proxy.admission_queues import AdmissionQueues
+from routing.proxy.continuation import StreamBudget
 from routing.proxy.large_bodies import LargeBodies
 from routing.response_cache.cache import ResponseCaches
-from routing.schema import RouterConfig, StreamUsage
+from routing.schema import RouterConfig, StreamFailure, StreamUsage
 from routing.types import ReplicaId
 from routing.upstream.pool import ConnectionPool
 
@@ -50,6 +51,9 @@ class ActiveConfiguration:
         self.admission = Admission(config, placement.models, placement.matcher)
         self.series = ConfiguredSeries(config)
         self.usage_pools = frozenset(pool.name for pool in config.pools if pool.stream_usage is StreamUsage.REQUEST)
+        self.continued_pools = frozenset(
+            pool.name for pool in config.pools if pool.on_stream_failure is StreamFailure.CONTINUE
+        )
 
 
 class Services:
@@ -72,6 +76,7 @@ class Services:
         self.request_digests: RequestDigests | None = None  # None: there is no configuration yet
         self.kv_events = KvEventSubscriptions(balancer.residency, balancer.loads.clock)
         self.large_bodies = LargeBodies()
+        self.stream_budget = StreamBudget()
         self.metrics = Metrics()
         self.decisions = DecisionRing()
         self.structure_sampler = StructureSampler()

@@ -222,6 +222,10 @@ class CacheLookup:
         if self._body_bytes > self.settings.max_entry_bytes:
             self._body = None
 
+    def stop_recording(self) -> None:
+        """Do not store the response."""
+        self._body = None
+
     def complete(self, *, is_stream: bool) -> None:
         """The response is complete: store it if it may be stored, and respond to the followers with it."""
         body, self._body = self._body, None

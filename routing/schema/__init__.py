@@ -45,6 +45,7 @@ from routing.schema.fleet import ReplicaState as ReplicaState
 from routing.schema.fleet import RouterConfig as RouterConfig
 from routing.schema.fleet import Signature as Signature
 from routing.schema.fleet import Snapshot as Snapshot
+from routing.schema.fleet import StreamFailure as StreamFailure
 from routing.schema.fleet import StreamUsage as StreamUsage
 from routing.schema.fleet import TaskGroupConfig as TaskGroupConfig
 from routing.schema.fleet import check_config as check_config

@@ -177,6 +177,13 @@ class StreamUsage(StrEnum):
     AS_SENT = "as_sent"  # requests and streams pass unchanged
 
 
+class StreamFailure(StrEnum):
+    """What a router does about a stream whose replica fails."""
+
+    CONTINUE = "continue"  # another replica generates the rest; where that cannot be, the stream ends
+    END = "end"  # with an error event
+
+
 def _zmq_endpoint(description: str) -> Meta:
     form = "tcp://host:port with the host that routers connect to, such as tcp://gpu-1:5557"
     return matching(r"tcp://[^\s/@?#*]+:[0-9]{1,5}", form=form, max_length=300, description=description)
@@ -281,6 +288,13 @@ class PoolConfig(Frozen, frozen=True):
             "client did not ask; as_sent: streams whose clients do not ask are not accounted for."
         ),
     ] = StreamUsage.REQUEST
+    on_stream_failure: Annotated[
+        StreamFailure,
+        Meta(
+            description="What happens to a stream whose replica fails. continue: another replica generates the rest, "
+            "where it can be the rest of the same text (vLLM and SGLang); end: the stream ends with an error event."
+        ),
+    ] = StreamFailure.CONTINUE
     warm_up: WarmUp | None = None  # of joining replicas; None: they take traffic with an empty cache
     session_keys: (
         Annotated[

@@ -18,7 +18,7 @@ from routing.simulation.engine import Sequence as EngineSequence
 from routing.simulation.real_time import RealTimeEngine
 from routing.standin.errors import ApiError, CrashAfterChunks, Fault, Hang, NoFault, Refuse, Slow, queue_full
 from routing.standin.metrics import page
-from routing.standin.requests import GenerationRequest, PseudoWords, block_keys, count_tokens
+from routing.standin.requests import TOKEN_BYTES, GenerationRequest, PseudoWords, block_keys, count_tokens
 from routing.standin.transfers import LoadFailurePolicy, Role, Transfers
 
 if TYPE_CHECKING:
@@ -191,8 +191,10 @@ class Generation:
 
     def _choice(self, prompt: bytes, variant: int, siblings: Siblings) -> Choice:
         config = self._runtime.engine.config
-        tokens, reason = self.request.output_length(prompt, variant, config.max_model_len)
-        pieces = self._words.tokens(prompt, tokens, variant)
+        begun = self._words.beginning(prompt)
+        tokens, reason = self.request.output_length(prompt, variant, config.max_model_len, begun)
+        origin = prompt[: len(prompt) - begun * TOKEN_BYTES]
+        pieces = self._words.tokens(origin, begun + tokens, variant)[begun:]
         generated = "".join(pieces).encode()
         stop = None
         if self.request.stops:

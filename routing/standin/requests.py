@@ -71,8 +71,11 @@ def block_keys(data: bytes, block_tokens: int, salt: str = "") -> list[int]:
     return keys
 
 
-def render_chat(messages: Iterable[Mapping[str, Any]], tools: object = None) -> bytes:
-    """A conversation in ChatML, open for the assistant's output; a list of tools comes first, in the system message."""
+def render_chat(messages: Iterable[Mapping[str, Any]], tools: object = None, *, continues_last: bool = False) -> bytes:
+    """A conversation in ChatML, open for the assistant's output; a list of tools comes first, in the system message.
+
+    ``continues_last``: open after the last message, which the output continues.
+    """
     parts = [f"<|im_start|>{message['role']}\n{_content(message)}<|im_end|>\n" for message in messages]
     if tools and isinstance(tools, list):
         definitions = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
@@ -82,7 +85,10 @@ def render_chat(messages: Iterable[Mapping[str, Any]], tools: object = None) -> 
             parts[0] = f"{system}{section}{parts[0][len(system) :]}"
         else:
             parts.insert(0, f"{system}{section}<|im_end|>\n")
-    parts.append("<|im_start|>assistant\n")
+    if continues_last:
+        parts[-1] = parts[-1].removesuffix("<|im_end|>\n")
+    else:
+        parts.append("<|im_start|>assistant\n")
     return "".join(parts).encode(errors="replace")
 
 
@@ -104,6 +110,21 @@ class PseudoWords:
         consonants, vowels = "bcdfghjklmnprstvwz", "aeiou"
         words = [f" {a}{b}{c}" for a in consonants for b in vowels for c in consonants]
         self._text = "".join(rng.choices(words, k=self.COUNT))
+        self._words = frozenset(word.encode() for word in words)
+
+    def beginning(self, prompt: bytes) -> int:
+        """How many tokens at the end of a prompt are those with which the model begins its output for the rest of it.
+
+        So a prompt with an output so far is continued as if nothing had happened.
+        """
+        first = len(prompt)
+        while prompt[max(0, first - TOKEN_BYTES) : first] in self._words:
+            first -= TOKEN_BYTES
+        for start in range(first, len(prompt), TOKEN_BYTES):
+            generated = (len(prompt) - start) // TOKEN_BYTES
+            if "".join(self.tokens(prompt[:start], generated)).encode() == prompt[start:]:
+                return generated
+        return 0
 
     def tokens(self, prompt: bytes, count: int, variant: int = 0) -> list[str]:
         """The texts of the output's tokens; ``variant`` distinguishes the choices of one request."""
@@ -141,13 +162,17 @@ class GenerationRequest:
     transfer: dict[str, Any] = field(default_factory=dict)  # ``kv_transfer_params``
     external_tokens: int = 0  # of the prompt, fetched from another replica
 
-    def output_length(self, prompt: bytes, variant: int, max_model_len: int) -> tuple[int, str]:
-        """Tokens of the output, and its finish reason. The model ends a text by itself after 256 to 767 tokens."""
+    def output_length(self, prompt: bytes, variant: int, max_model_len: int, begun: int = 0) -> tuple[int, str]:
+        """Tokens of the output, and its finish reason. The model ends a text by itself after 256 to 767 tokens.
+
+        ``begun``: tokens at the end of the prompt that belong to this text.
+        """
         limit = max_model_len - count_tokens(prompt)
         if self.max_tokens is not None:
             limit = min(limit, self.max_tokens)
-        natural = 256 + xxh3_64_intdigest(prompt, variant ^ 0x5EED) % 512 if self.call is None else call_tokens(prompt)
-        natural = max(self.min_tokens, natural)
+        origin = prompt[: len(prompt) - begun * TOKEN_BYTES]
+        natural = 256 + xxh3_64_intdigest(origin, variant ^ 0x5EED) % 512 if self.call is None else call_tokens(prompt)
+        natural = max(self.min_tokens, natural - begun)
         return (natural, "stop") if natural <= limit and not self.ignore_eos else (limit, "length")
 
 
@@ -195,7 +220,11 @@ def read_chat(body: dict[str, Any], model: str, max_model_len: int, auto_tools: 
         raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
     for message in messages:
         _check_content(message, model)
-    request.prompts = [encode(render_chat(messages, body.get("tools")))]
+    continues_last = body.get("continue_final_message") is True
+    if continues_last and body.get("add_generation_prompt", True):
+        problem = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
+        raise bad_request(problem)
+    request.prompts = [encode(render_chat(messages, body.get("tools"), continues_last=continues_last))]
     request.call = read_call(body, request.prompts[0])
     check_length(request, max_model_len)
     return request
