@@ -177,6 +177,7 @@ POOL = kinds_of(
     "concurrency",
     "tier1",
     "stream_usage",
+    "on_stream_failure",
     "warm_up",
     "session_keys",
     "paths",

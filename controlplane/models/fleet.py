@@ -36,7 +36,7 @@ from django.db.models import (
 from django.utils import timezone
 
 from controlplane.kv_cache import KvBytes, kv_bytes
-from routing.schema import LEAST_URGENT, StreamUsage
+from routing.schema import LEAST_URGENT, StreamFailure, StreamUsage
 from routing.schema import ReplicaRole as WireRole
 from routing.schema import ReplicaState as WireState
 
@@ -153,6 +153,9 @@ class Pool(VersionedModel):
     tier1 = JSONField(null=True, blank=True)  # routing.schema.Tier1; None: the policy's
     stream_usage = CharField(  # noqa: DJ001 - None: the routers' default
         max_length=8, null=True, blank=True, choices=[(usage.value, usage.value) for usage in StreamUsage]
+    )
+    on_stream_failure = CharField(  # noqa: DJ001 - None: the routers' default
+        max_length=8, null=True, blank=True, choices=[(choice.value, choice.value) for choice in StreamFailure]
     )
     warm_up = JSONField(null=True, blank=True)  # routing.schema.WarmUp; None: no warm-up
     session_keys = JSONField(null=True, blank=True)  # routing.schema.SessionKey; None: DEFAULT_SESSION_KEYS

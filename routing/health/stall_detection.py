@@ -133,7 +133,7 @@ class StallDetector:
         breaker = self._balancer.breakers.not_closed.get(name)
         if breaker is not None and breaker.state is State.OPEN and breaker.cause in RETRIED_CAUSES:
             self._silences.pop(name, None)
-            _retry_waiting(connections)
+            _retry(connections, now - (pool.breaker.stall_s or DEFAULT_STALL_S))
             return
         self._record_typical_silence(pool, connections, now)
         waiting = connections.waiting(self._balancer.breakers.half_open_since_s(name))
@@ -161,7 +161,7 @@ class StallDetector:
         if reason is None and check.is_hung(since, allowed_s, now):
             reason = f"its engine shows no progress for {now - since:.1f} s"
         if reason is not None:
-            self._eject(connections, reason, Cause.STALLED)
+            self._eject(connections, reason, Cause.STALLED, now - stall_s)
 
     def _allowed_s(self, pool: PoolConfig, check: EngineCheck, oldest: UpstreamCall, now: float) -> float:
         """Seconds for which an engine may stand still while ``oldest`` waits there."""
@@ -209,7 +209,7 @@ class StallDetector:
             fullness=lambda name: connection_pools[name].streaming_prompt_tokens / weights[name],
         )
         for name, reason in slow:
-            self._eject(connection_pools[name], reason, Cause.SLOW)
+            self._eject(connection_pools[name], reason, Cause.SLOW, now - stall_s)
 
     def _observe(self, name: ReplicaId, connections: ConnectionPool, stall_s: float, now: float) -> Observation | None:
         """The pace and lateness of a replica; None if it is ejected or down."""
@@ -231,13 +231,13 @@ class StallDetector:
         silences_s = connections.silences(now, since)
         return observe_streams(lates_s, silences_s, prefill_s, ended_s=ended_s, is_probed=is_probed)
 
-    def _eject(self, connections: ConnectionPool, reason: str, cause: Cause) -> None:
+    def _eject(self, connections: ConnectionPool, reason: str, cause: Cause, silent_since: float) -> None:
         if self._balancer.breakers.record_stall(ReplicaId(connections.name), reason, cause):
             event(logger, "replica_ejected", level=logging.WARNING, replica=connections.name, reason=reason)
             self._silences.pop(connections.name, None)
         elif self._balancer.health.is_up(ReplicaId(connections.name)):
             return  # too many others are ejected
-        _retry_waiting(connections)
+        _retry(connections, silent_since)
 
 
 def _is_stream(upstream: UpstreamConnection) -> bool:
@@ -250,8 +250,10 @@ def _rate(loads: list[Load]) -> float:
     return min((load.prefill.tokens_per_s for load in loads if load.prefill.is_measured), default=UNMEASURED_RATE)
 
 
-def _retry_waiting(connections: ConnectionPool) -> None:
-    """Retry the requests that wait at a replica on other replicas, if the retry policy allows it."""
+def _retry(connections: ConnectionPool, silent_since: float) -> None:
+    """Let other replicas have what waits at a replica, if the retry policy allows it, and its silent streams."""
+    for stream in connections.silent(silent_since):
+        stream.on_stalled()
     for upstream in connections.waiting():
         if upstream.waiting_listener is not None:
             upstream.waiting_listener.on_stalled()

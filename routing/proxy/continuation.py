@@ -38,24 +38,25 @@ MAX_STREAM_BYTES: Final = 1 << 20  # of a request and its events: about 4,000 to
 MAX_BYTES: Final = 128 << 20  # of all streams of a process
 RESERVED_BYTES: Final = 16 << 10  # reserved at once
 EVENT_BYTES: Final = 64  # of memory for each read, beside its bytes
-COUNT_TIMEOUT_S: Final = 2.0
+COUNT_TIMEOUT_S: Final = 10.0
 MAX_COUNT_BYTES: Final = 1 << 20
 COMPLETION_TOKENS: Final = 16  # that a completion without ``max_tokens`` has
 
-# Parameters with which the rest would be another than its engine would have generated, by reason, and harmless values.
-_OBSTACLES: Final[tuple[tuple[str, str, tuple[object, ...]], ...]] = (
-    *(("choices", name, (None, 1, False)) for name in ("n", "best_of", "use_beam_search")),
-    *(("logprobs", name, (None, False)) for name in ("logprobs", "top_logprobs", "prompt_logprobs")),
-    *(("structured_output", name, (None,)) for name in ("structured_outputs", "guided_json", "guided_regex")),
-    *(("structured_output", name, (None,)) for name in ("guided_choice", "guided_grammar", "guided_decoding_backend")),
-    ("structured_output", "tool_choice", (None, "auto", "none")),
-    *(("penalties", name, (None, 0)) for name in ("presence_penalty", "frequency_penalty")),
-    *(("parameters", name, (None, False)) for name in ("echo", "store", "return_token_ids", "continue_final_message")),
-    *(("parameters", name, (None, False)) for name in ("return_tokens_as_token_ids", "kv_transfer_params", "audio")),
-    ("parameters", "include_stop_str_in_output", (None, False)),
-    *(("parameters", name, (None, "")) for name in ("suffix", "prompt_embeds", "truncate_prompt_tokens")),
-    ("parameters", "add_generation_prompt", (None, True)),
-    ("parameters", "modalities", (None, ["text"])),
+# Parameters with which the rest would not be what its engine would have generated: reason, and harmless JSON values.
+_UNSET: Final = ("null", "false")
+_OBSTACLES: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
+    *(("choices", name, ("null", "1", "false")) for name in ("n", "best_of", "use_beam_search")),
+    *(("logprobs", name, _UNSET) for name in ("logprobs", "prompt_logprobs")),
+    *(("structured_output", name, ("null",)) for name in ("structured_outputs", "guided_json", "guided_regex")),
+    *(("structured_output", name, ("null",)) for name in ("guided_choice", "guided_grammar")),
+    ("structured_output", "tool_choice", ("null", '"auto"', '"none"')),
+    *(("penalties", name, ("null", "0", "0.0")) for name in ("presence_penalty", "frequency_penalty")),
+    *(("parameters", name, _UNSET) for name in ("echo", "store", "continue_final_message", "return_token_ids")),
+    *(("parameters", name, _UNSET) for name in ("return_tokens_as_token_ids", "include_stop_str_in_output")),
+    *(("parameters", name, ("null",)) for name in ("kv_transfer_params", "truncate_prompt_tokens", "audio")),
+    *(("parameters", name, ("null", '""')) for name in ("suffix", "prompt_embeds")),
+    ("parameters", "add_generation_prompt", ("null", "true")),
+    ("parameters", "modalities", ("null", '["text"]')),
 )
 _DELTAS: Final = {"role": "", "content": "", "reasoning": "reasoning", "reasoning_content": "reasoning"}
 _LENGTHS: Final = ("max_tokens", "max_completion_tokens")
@@ -196,7 +197,7 @@ class KeptStream:
         except (ValueError, RecursionError):
             raise NotContinuableError("prompt") from None
         for reason, name, harmless in _OBSTACLES:
-            if body.get(name) not in harmless:
+            if json.dumps(body.get(name)) not in harmless:
                 raise NotContinuableError(reason)
         response_format = body.get("response_format") or {"type": "text"}
         options = body.get("stream_options") or {}

@@ -195,6 +195,14 @@ class ConnectionPool:
             if (last_byte_at := upstream.last_byte_at) and upstream.sent_at >= since
         ]
 
+    def silent(self, before: float) -> list[UpstreamCall]:
+        """Streams without a byte since ``before`` (loop time), of clients that keep up."""
+        return [
+            listener
+            for upstream in self._open
+            if (listener := upstream.streaming_listener) is not None and 0 < upstream.last_byte_at < before
+        ]
+
     @property
     def streaming_prompt_tokens(self) -> int:
         """Tokens of the prompts whose responses are being streamed. O(connections)."""

@@ -63,6 +63,7 @@ class Decision(models.Model):
     sample_ratio = models.FloatField()  # part of the blocks that is stored, 0 to 1
     request_id = models.TextField()
     retries = models.SmallIntegerField()
+    continued_after = models.JSONField(null=True)  # replicas that failed during the stream, and tokens until then
     request_digest = models.BigIntegerField(null=True)  # of its entry in an exact response cache; see digest_ratio
     digest_ratio = models.FloatField(null=True)  # part of the prompts with digests; None: this router computes none
     candidates = models.JSONField(null=True)  # loads, hits and costs; stored for some requests

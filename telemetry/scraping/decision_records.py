@@ -42,6 +42,13 @@ class PageError(ValueError):
     """The response is not a page of decisions."""
 
 
+class FailedReplica(msgspec.Struct, frozen=True):
+    """A replica that failed during a stream, after so many tokens."""
+
+    replica: Name
+    tokens: BigCount
+
+
 class DecisionRecord(msgspec.Struct, frozen=True):
     """One decision as a router reports it. Fields are columns of ``Decision``."""
 
@@ -79,6 +86,7 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     generated_tokens: BigCount | None = None
     request_digest: Hash | None = None
     digest_ratio: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    continued_after: Annotated[list[FailedReplica], msgspec.Meta(max_length=8)] | None = None
     candidates: Any = None
     prompt_structure: Any = None
 
@@ -219,6 +227,7 @@ def _rows(progress: Progress, records: list[DecisionRecord], ratio: float) -> li
             "request_digest": parse_hash(record.request_digest),
             "blocks": [parse_hash(block) for block in record.blocks],
             "prompt_structure": _bounded_json(record.prompt_structure),
+            "continued_after": _bounded_json(msgspec.to_builtins(record.continued_after) or None),
             "candidates": _bounded_json(
                 record.candidates if keeps_candidates or record.prompt_structure is not None else None
             ),

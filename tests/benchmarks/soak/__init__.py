@@ -5,7 +5,7 @@ Each row prints its results, and WRONG where a condition fails; the exit status 
 a minute. The full sizes of the goals are options, and ``--full`` sets them all: 1,000 kills during a write, 500
 process kills, 100,000 aborts, 20 kills of the broker and an hour without it, 50 restarts and kills of PostgreSQL,
 1,000 killed deliveries, 50 million prefixes, 10 million rows under migrations, ten minutes of faults of KV event
-streams and as long of shared state, 5,000 streams, and longer times.
+streams, as long of shared state and of replicas killed while they stream, 5,000 streams, and longer times.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tests.benchmarks.soak import (
     aborts,
     broker,
     config_file,
+    continued,
     database,
     event_faults,
     illnesses,
@@ -41,6 +42,7 @@ ROWS: dict[str, Row] = {
     "config_file": lambda verdict, options: config_file.measure(verdict, options.file_kills, options.seed),
     "kills": lambda verdict, options: kills.measure(verdict, options.kills, options.seed),
     "failures": lambda verdict, options: illnesses.measure(verdict, options.seconds, options.seed),
+    "continued": lambda verdict, options: continued.measure(verdict, options.continued_seconds),
     "aborts": lambda verdict, options: aborts.measure(verdict, options.aborts, options.seed),
     "overload": lambda verdict, options: overload.measure(verdict, options.overload_seconds),
     "broker_kills": lambda verdict, options: broker.measure_kills(verdict, options.broker_kills, options.seed),
@@ -58,6 +60,7 @@ OPTIONS: tuple[tuple[str, type[int | float], float, float, str], ...] = (  # nam
     ("--seconds", float, 180.0, 1800.0, "how long replicas fail in turn"),
     ("--file-kills", int, 200, 1000, "writers of the last known good file that are killed"),
     ("--kills", int, 50, 500, "replica processes that are killed while they hold requests"),
+    ("--continued-seconds", float, 60.0, 600.0, "how long replicas are killed while they stream"),
     ("--aborts", int, 20_000, 100_000, "clients that disconnect"),
     ("--broker-kills", int, 3, 20, "kills of the broker, which is away for 8 to 60 s each time"),
     ("--broker-seconds", float, 60.0, 3600.0, "how long the broker is unavailable"),

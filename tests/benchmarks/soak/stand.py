@@ -9,7 +9,7 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -72,11 +72,17 @@ class RouterProcess:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     async def metric(self, name: str) -> float:
+        return (await self.counts(name)).total()
+
+    async def counts(self, name: str, label: str = "") -> Counter[str]:
+        """The values of a metric by a label."""
         url = f"http://127.0.0.1:{self.admin_port}/metrics"
         async with aiohttp.ClientSession() as http, http.get(url) as response:
             text = await response.text()
-        values = re.findall(rf"^warmpath_router_{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
-        return sum(map(float, values))
+        counts = Counter[str]()
+        for labels, value in re.findall(rf"^warmpath_router_{name}({{[^}}]*}})? (\S+)$", text, re.MULTILINE):
+            counts[dict(re.findall(r'(\w+)="([^"]*)"', labels)).get(label, "")] += float(value)
+        return counts
 
     async def figures(self) -> Figures:
         """Current resource use; memory is the median of several samples."""

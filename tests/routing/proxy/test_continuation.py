@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from routing.schema import BreakerConfig, Limits
+from routing.health.circuit_breaker import Cause
+from routing.proxy.continuation import (
+    DONE_EVENT,
+    MAX_STREAM_BYTES,
+    RESERVED_BYTES,
+    KeptStream,
+    NotContinuableError,
+    Splice,
+    StreamBudget,
+)
+from routing.schema import BreakerConfig, Limits, StreamFailure
 from routing.standin.errors import CrashAfterChunks, NoFault
 from routing.standin.replica import Replica, parse_settings
 from routing.standin.responses import replica_key
 from routing.standin.server import make_app
+from routing.types import ReplicaId
+from tests.fakes.replica import (
+    LAST_CHUNK,
+    STREAM_HEAD,
+    Call,
+    FakeReplica,
+    Script,
+    answering,
+    chunk,
+    plain_answer,
+)
 from tests.routing.proxy.harness import CHAT, Harness, config, post, routed, samples
 
 COMPLETIONS = b"/v1/completions"
@@ -56,6 +81,11 @@ class Stream:
     chunks: list[dict[str, Any]]
     is_done: bool
 
+    @classmethod
+    def of(cls, body: bytes) -> Stream:
+        events = [event.removeprefix(b"data: ") for event in body.split(b"\n\n") if event]
+        return cls([json.loads(event) for event in events if event != b"[DONE]"], events[-1] == b"[DONE]")
+
     @property
     def choices(self) -> list[dict[str, Any]]:
         return [chunk["choices"][0] for chunk in self.chunks if chunk.get("choices")]
@@ -83,8 +113,7 @@ async def stream(harness: Harness, path: bytes, body: dict[str, Any]) -> Stream:
     whole = json.dumps({"model": "warmpath-demo", "stream": True, **body}).encode()
     response = await harness.send(post(path, whole, [b"Content-Type: application/json"]))
     assert response.status == 200, response.body
-    events = [event.removeprefix(b"data: ") for event in response.body.split(b"\n\n") if event]
-    return Stream([json.loads(event) for event in events if event != b"[DONE]"], events[-1] == b"[DONE]")
+    return Stream.of(response.body)
 
 
 async def results(harness: Harness) -> dict[str, float]:
@@ -136,3 +165,253 @@ async def test_a_stream_goes_on_as_if_nothing_had_happened(body: dict[str, Any],
         await harness.at_rest()
     assert counts.pop("continued") >= 3
     assert counts == {}
+
+
+# --- what is kept, and the seam ---
+
+HEAD = {"id": "chatcmpl-1", "created": 1, "model": "tiny"}
+
+
+def events_of(pieces: Iterable[str], *, is_chat: bool, head: dict[str, Any] = HEAD, reason: str | None = None) -> bytes:
+    """An engine's events: the role first in a chat, one event for each piece, and the finish reason with the last."""
+    texts = list(pieces)
+    ends = [None] * (len(texts) - 1) + [reason]
+    parts = [{"delta": {"content": text}} if is_chat else {"text": text} for text in texts]
+    choices = [{"index": 0, **part, "finish_reason": end} for part, end in zip(parts, ends, strict=True)]
+    if is_chat:
+        choices.insert(0, {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
+    return b"".join(b"data: %b\n\n" % json.dumps({**head, "choices": [choice]}).encode() for choice in choices)
+
+
+def kept_stream(body: dict[str, Any], events: bytes, *, is_chat: bool = True, wants_usage: bool = False) -> KeptStream:
+    request = {**(QUESTION if is_chat else PROMPT), **body}
+    kept = KeptStream(StreamBudget(), json.dumps(request).encode(), is_chat=is_chat, wants_usage=wants_usage)
+    kept.add(events)
+    return kept
+
+
+def cut_up(data: Any, draw: Callable[[], int]) -> list[Any]:
+    """A text or bytes in pieces of drawn lengths."""
+    pieces = []
+    while data:
+        size = draw()
+        pieces.append(data[:size])
+        data = data[size:]
+    return pieces
+
+
+@given(st.data(), st.booleans(), st.text(st.sampled_from("ab \n\u00e9\u4e16\U0001f600"), min_size=1, max_size=40))
+def test_no_character_is_lost_or_doubled_at_the_seam(data: st.DataObject, is_chat: bool, text: str) -> None:
+    sizes = st.integers(1, 7)
+    pieces = cut_up(text, lambda: data.draw(sizes))
+    cut = data.draw(st.integers(0, len(pieces)))
+    kept = kept_stream({}, events_of(pieces[:cut] or [""], is_chat=is_chat), is_chat=is_chat)
+    sent = kept.read(is_inside_event=False)
+    assert sent.text == "".join(pieces[:cut])
+
+    rest = text[len(kept.context(sent)) :]  # what an engine generates after that text
+    further = cut_up(rest, lambda: data.draw(sizes)) or [""]
+    splice = Splice(kept, sent, tokens=cut)
+    events = events_of(further, is_chat=is_chat, head={**HEAD, "id": "chatcmpl-2", "created": 2}, reason="stop")
+    passed = b"".join(map(splice.feed, cut_up(events + DONE_EVENT, lambda: data.draw(st.integers(1, 99)))))
+
+    seen = Stream.of(passed + splice.flush())
+    assert sent.text + seen.text == text
+    assert seen.finish_reasons == ["stop"]
+    assert seen.is_done
+    assert {chunk["id"] for chunk in seen.chunks} == {"chatcmpl-1"}
+    assert not any("role" in choice.get("delta", {}) for choice in seen.choices)
+
+
+@pytest.mark.parametrize(
+    ("sent_text", "rest", "shown"),
+    [
+        ("one EN", ["D two"], ""),  # the first engine sent the beginning of the stop string
+        ("one E", ["N", "D two"], "N"),
+        ("one EN", ["E", "ND two"], "END two"),  # the second engine looks for those in its own text
+        ("one", [" two"], " two"),
+    ],
+)
+def test_a_stop_string_across_the_seam_ends_the_text(sent_text: str, rest: list[str], shown: str) -> None:
+    kept = kept_stream({"stop": ["END", "unused"]}, events_of([sent_text], is_chat=True))
+    splice = Splice(kept, kept.read(is_inside_event=False), tokens=2)
+    seen = Stream.of(splice.feed(events_of(rest, is_chat=True, reason="length") + DONE_EVENT))
+    assert seen.text == shown
+    assert seen.finish_reasons == (["length"] if shown in {"END two", " two"} else ["stop"])
+    assert seen.is_done
+
+
+def test_limits_of_the_rest_are_what_is_left() -> None:
+    body = {"max_tokens": 10, "min_tokens": 3, "max_completion_tokens": 9}
+    kept = kept_stream(body, events_of(["Hello", " "], is_chat=True))
+    sent = kept.read(is_inside_event=False)
+    rest = json.loads(kept.rest(sent, tokens=2) or b"")
+    assert [rest[name] for name in body] == [8, 1, 7]
+    assert rest["messages"][-1] == {"role": "assistant", "content": "Hello"}  # templates may strip the space
+    assert (rest["continue_final_message"], rest["add_generation_prompt"]) == (True, False)
+    assert kept.rest(sent, tokens=9) is None  # nothing is left
+    kept = kept_stream({}, events_of(["Hello", " "], is_chat=False), is_chat=False)
+    rest = json.loads(kept.rest(kept.read(is_inside_event=False), tokens=2) or b"")
+    assert (rest["prompt"], rest["max_tokens"]) == (PROMPT["prompt"] + "Hello ", 14)  # 16 is the default of completions
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"n": 2}, "choices"),
+        ({"logprobs": True}, "logprobs"),
+        ({"prompt_logprobs": 0}, "logprobs"),
+        ({"response_format": {"type": "json_object"}}, "structured_output"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_output"),
+        ({"tool_choice": "required"}, "structured_output"),
+        ({"presence_penalty": 0.1}, "penalties"),
+        ({"seed": 1}, "seed"),
+        ({"store": True}, "parameters"),
+        ({"stream_options": {"continuous_usage_stats": True}}, "parameters"),
+        ({"continue_final_message": True}, "parameters"),
+        ({"messages": "text"}, "prompt"),
+    ],
+)
+def test_a_request_whose_rest_would_be_another_is_not_continued(body: dict[str, Any], reason: str) -> None:
+    with pytest.raises(NotContinuableError, match=f"^{reason}$"):
+        kept_stream(body, events_of(["Hello"], is_chat=True)).read(is_inside_event=False)
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        ({"delta": {"tool_calls": [{"index": 0}]}}, "tools"),
+        ({"delta": {"reasoning": "Hm"}}, "reasoning"),
+        ({"delta": {"content": "a"}, "logprobs": {"content": []}}, "logprobs"),
+        ({"text": "a"}, "response"),
+    ],
+)
+def test_a_response_whose_rest_would_be_another_is_not_continued(choice: dict[str, Any], reason: str) -> None:
+    event = b"data: %b\n\n" % json.dumps({**HEAD, "choices": [{"index": 0, **choice}]}).encode()
+    with pytest.raises(NotContinuableError, match=f"^{reason}$"):
+        kept_stream({}, event).read(is_inside_event=False)
+
+
+def test_a_seed_is_no_obstacle_where_nothing_is_drawn() -> None:
+    kept = kept_stream({"seed": 1, "temperature": 0, "n": 1, "tools": []}, events_of(["Hello"], is_chat=True))
+    assert kept.read(is_inside_event=False).text == "Hello"
+
+
+def test_kept_streams_are_bounded_one_by_one_and_together() -> None:
+    budget = StreamBudget(max_bytes=3 * RESERVED_BYTES)
+    event = events_of(["Hello"], is_chat=True)
+    streams = [KeptStream(budget, b"{}", is_chat=True, wants_usage=False) for _ in range(4)]
+    streams[0].add(event)
+    assert budget.used_bytes == 3 * RESERVED_BYTES
+    with pytest.raises(NotContinuableError, match="memory"):
+        streams[3].read(is_inside_event=False)
+    for kept in streams:
+        kept.close()
+    assert budget.used_bytes == 0
+    long = KeptStream(StreamBudget(), b"{}", is_chat=True, wants_usage=False)
+    for _ in range(MAX_STREAM_BYTES // 64 + 1):
+        long.add(b"")
+    with pytest.raises(NotContinuableError, match="too_long"):
+        long.read(is_inside_event=False)
+
+
+# --- engines that hang, reject, and requests that end ---
+
+
+def says(*texts: str, ends: bool = True) -> Script:
+    """An engine that streams these texts; ``ends``: and then the end, else nothing more."""
+
+    async def script(call: Call) -> None:
+        if call.line.startswith(b"POST /tokenize"):
+            count = len(json.loads(call.body)["prompt"].split())
+            await call.send(plain_answer(json.dumps({"count": count}).encode()))
+            return
+        events = events_of(texts, is_chat=True, reason="stop" if ends else None)
+        await call.send(STREAM_HEAD, chunk(events))
+        if ends:
+            await call.send(chunk(DONE_EVENT), LAST_CHUNK)
+        else:
+            await call.wait_gone()
+
+    return script
+
+
+CHATTING = {**QUESTION, "max_tokens": 50}
+
+
+async def test_a_silent_stream_goes_on_elsewhere_and_the_record_says_so(two: list[FakeReplica]) -> None:
+    for replica in two:
+        replica.script = says("The prefix", " cache", ends=False)
+    async with routed(config(two, limits=Limits(idle_timeout_s=0.3))) as harness:
+        task = asyncio.create_task(stream(harness, CHAT, CHATTING))
+        await harness.until(lambda: sum(len(replica.calls) for replica in two), "the request")
+        (other,) = [replica for replica in two if not replica.calls]
+        other.script = says(" keeps blocks.")
+        seen = await task
+        (decision,) = harness.decisions
+        await harness.at_rest()
+    assert (seen.text, seen.finish_reasons, seen.errors) == ("The prefix cache keeps blocks.", ["stop"], [])
+    (first,) = [replica for replica in two if replica is not other]
+    assert decision["continued_after"] == [{"replica": first.name, "tokens": 3}]
+    assert decision["replica"] == other.name
+    rest = json.loads(other.calls[-1].body)
+    assert (rest["max_tokens"], rest["messages"][-1]["content"]) == (47, "The prefix cache")
+
+
+async def test_the_streams_of_an_ejected_engine_go_on_elsewhere(two: list[FakeReplica]) -> None:
+    for replica in two:
+        replica.script = says("The prefix", " cache", ends=False)
+    async with routed(config(two, breaker=BreakerConfig(stall_s=0.2))) as harness:
+        task = asyncio.create_task(stream(harness, CHAT, CHATTING))
+        await harness.until(lambda: sum(len(replica.calls) for replica in two), "the request")
+        (other,) = [replica for replica in two if not replica.calls]
+        (first,) = [replica for replica in two if replica.calls]
+        other.script = says(" keeps blocks.")
+        harness.router.balancer.breakers.record_stall(ReplicaId(first.name), "silent", Cause.STALLED)
+        assert (await task).text == "The prefix cache keeps blocks."
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_a_rest_that_is_rejected_ends_the_stream_with_an_error(two: list[FakeReplica], status: int) -> None:
+    for replica in two:
+        replica.script = says("The prefix", ends=False)
+    async with routed(config(two, limits=Limits(idle_timeout_s=0.3))) as harness:
+        task = asyncio.create_task(stream(harness, CHAT, CHATTING))
+        await harness.until(lambda: sum(len(replica.calls) for replica in two), "the request")
+        (other,) = [replica for replica in two if not replica.calls]
+        other.script = answering(b"{}", status=status)
+        seen = await task
+        await harness.at_rest()
+    assert seen.text == "The prefix"
+    assert len(seen.errors) == 1
+    assert not seen.is_done
+
+
+async def test_a_client_that_leaves_while_tokens_are_counted_leaves_nothing_behind(two: list[FakeReplica]) -> None:
+    for replica in two:
+        replica.script = says("The prefix", ends=False)
+    async with routed(config(two, limits=Limits(idle_timeout_s=0.2))) as harness, harness.connect() as client:
+        await client.send(post(CHAT, json.dumps({**CHATTING, "model": "tiny", "stream": True}).encode()))
+        await harness.until(lambda: sum(len(replica.calls) for replica in two), "the request")
+        (other,) = [replica for replica in two if not replica.calls]
+
+        async def silent(call: Call) -> None:
+            await call.wait_gone()
+
+        other.script = silent
+        await other.wait_calls(1)
+        client.writer.close()
+        await harness.at_rest()
+        assert harness.router.services.stream_budget.used_bytes == 0
+
+
+async def test_a_pool_may_end_its_streams(two: list[FakeReplica]) -> None:
+    for replica in two:
+        replica.script = says("The prefix", ends=False)
+    whole = config(two, limits=Limits(idle_timeout_s=0.2))
+    ended = replace(whole, pools=(replace(whole.pools[0], on_stream_failure=StreamFailure.END),))
+    async with routed(ended) as harness:
+        seen = await stream(harness, CHAT, CHATTING)
+        assert await results(harness) == {}
+    assert (seen.text, len(seen.errors)) == ("The prefix", 1)
+    assert sum(len(replica.calls) for replica in two) == 1
