@@ -50,9 +50,9 @@ def stored() -> list[str]:
 
 def test_a_decision_is_stored_as_the_router_reports_it(server):
     ring = FakeRing()
-    ring.records = [
-        decision(1, group="support", rank=2, arm="canary", cached_tokens=None, prompt_structure={"segments": []})
-    ]
+    failed = [{"replica": "b", "tokens": 312}]  # during the stream
+    changes = {"cached_tokens": None, "prompt_structure": {"segments": []}, "continued_after": failed}
+    ring.records = [decision(1, group="support", rank=2, arm="canary", **changes)]
     router(server, "one", ring)
     DecisionCursor.objects.create(router=Router.objects.get(), sample_ratio=1.0)
 
@@ -66,6 +66,7 @@ def test_a_decision_is_stored_as_the_router_reports_it(server):
     assert (row.prompt_tokens, row.cached_tokens, row.block_tokens, row.hash_tokens) == (240, None, 16, 64)
     assert [format_hash(block) for block in row.blocks] == hashes(1, 4)
     assert (format_hash(row.prefix), row.prefix, row.positions, row.sample_ratio) == ("f" * 16, -1, None, 1.0)
+    assert row.continued_after == failed
     assert (row.candidates, row.prompt_structure) == (
         [{"replica": "a", "running": 1, "waiting_tokens": 0}],
         {"segments": []},

@@ -199,13 +199,15 @@ def test_every_part_of_a_row_is_a_link(visitor, router, noon):
 
 
 def test_the_parts_of_a_decision_lead_to_their_pages(visitor, router, noon):
-    row = decided(router, noon, 1, pool="chat", policy="chat", prefix=-5, replica="gpu-1")
+    failed = [{"replica": "gpu-2", "tokens": 312}]
+    row = decided(router, noon, 1, pool="chat", policy="chat", prefix=-5, replica="gpu-1", continued_after=failed)
     decided(router, noon, 2, prefix=7, request_id="another prefix")
     text = visitor.get(f"/requests/{place_of(row)}/").text
     policy = Pool.objects.get(name="chat").policies.get(group=None)
     links = re.findall(r'<a href="([^"]+)"', text)
     by_prefix = "/requests/?pool=chat&amp;prefix=fffffffffffffffb&amp;range=24h"
-    pages = (f"/policies/{policy.pk}/", f"/routers/{router.pk}/", "/replicas/gpu-1/", by_prefix)
+    pages = (f"/policies/{policy.pk}/", f"/routers/{router.pk}/", "/replicas/gpu-1/", "/replicas/gpu-2/", by_prefix)
+    assert "failed after 312 tokens" in text
     assert set(pages) <= set(links), links
     listed = visitor.get(by_prefix.replace("&amp;", "&")).text
     assert ids(listed) == [row.request_id]
