@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -18,8 +18,9 @@ from django.utils import timezone
 from controlplane.services.fleet.pools import create_pool
 from routing.observability.metrics import PREDICTION_LINES, PREFIX
 from routing.schema import ResponseCache, TaskGroupConfig
-from telemetry.api.capacity import ScalingQuery, ScalingResponse
+from telemetry.api.capacity import ScalingQuery
 from telemetry.metrics.router import OVERFLOW_REASONS
+from telemetry.services.lab.scaling import PoolScaling
 from telemetry.services.self_monitoring import own_metrics
 from telemetry.web.views.metrics_servers import PREFIX as CONTROLPLANE
 from tests.fakes.real_prometheus import program
@@ -152,7 +153,7 @@ def test_the_rest_scaler_reads_a_number_that_may_be_unknown() -> None:
 
     assert resolve(url.path).view_name == "telemetry-api:scaling"
     assert set(parse_qs(url.query)) == set(ScalingQuery().fields)
-    assert ScalingResponse().fields[trigger["metadata"]["valueLocation"]].allow_null
+    assert get_type_hints(PoolScaling)[trigger["metadata"]["valueLocation"]] == int | None
     assert trigger["authenticationRef"]["name"] == authentication["metadata"]["name"]
     assert (reference["name"], reference["key"] in secret["stringData"]) == (secret["metadata"]["name"], True)
 
