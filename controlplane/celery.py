@@ -126,7 +126,12 @@ class OutageLoggingScheduler(PersistentScheduler):
 
     Expired messages stay in the broker's memory until a worker takes them, so without a worker nothing more is sent
     once ``MAX_QUEUED`` messages wait: a worker that comes back discards them in a moment.
+
+    On SIGTERM, Celery closes the scheduler and raises SystemExit in what it is doing. While a message is sent, the
+    closed connection's error may take the place of SystemExit, which is therefore raised again.
     """
+
+    _is_closed = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -142,9 +147,16 @@ class OutageLoggingScheduler(PersistentScheduler):
             self._workers.record_recovery(issued_at_s)
             self.apply_async(entry, producer=producer, advance=False)
         except SchedulingError as error:
-            self._broker.record_outage(error, issued_at_s)
+            if not self._is_closed:
+                self._broker.record_outage(error, issued_at_s)
         else:
             self._broker.record_recovery(issued_at_s)
+        if self._is_closed:
+            raise SystemExit
+
+    def close(self) -> None:
+        self._is_closed = True
+        super().close()
 
     def _is_queue_full(self, producer: Any) -> bool:
         """Whether enough messages wait. False if that is unknown for any reason: sending then logs the outage."""

@@ -107,6 +107,17 @@ def test_a_beat_without_a_broker_logs_that_and_not_that_workers_are_missing(brok
     ]
 
 
+def test_a_beat_that_is_closed_while_it_sends_ends_without_an_error(broker, beat, monkeypatch, caplog):
+    def send(*_args, **_options):
+        beat.close()  # as Celery does on SIGTERM
+        raise SchedulingError("the connection was closed")
+
+    monkeypatch.setattr(beat, "apply_async", send)
+    with pytest.raises(SystemExit):
+        beat.apply_entry(beat.schedule["deliver"], producer=beat.producer)
+    assert caplog.records == []
+
+
 def raising(error):
     def fail(*_args, **_options):
         raise error
