@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from controlplane.discovery import PollError, PollResult, poll
 from controlplane.egress import fleet_rules, guarded_client
-from controlplane.isolation import isolated_items, record_worker_seen
+from controlplane.isolation import isolated_items, record_worker_seen, worker_silence_s
 from controlplane.models import ConfigSnapshot, PeriodicTask, ReplicaSource, Router
 from controlplane.push.client import Ack, Nack, Unreachable, deliver, sign
 from controlplane.services.access.users import delete_ended_sessions
@@ -32,7 +32,14 @@ from controlplane.services.retention import (
     delete_expired_events,
     delete_expired_reports,
 )
-from controlplane.services.routers import claim_pushes, mark_lost_routers, record_ack, record_nack, record_unreachable
+from controlplane.services.routers import (
+    PROBE_AFTER_S,
+    claim_pushes,
+    mark_lost_routers,
+    record_ack,
+    record_nack,
+    record_unreachable,
+)
 from controlplane.services.snapshots import newest_snapshot, snapshot_document
 
 MAX_PARALLEL_PUSHES = 32  # so that one slow router does not delay the others
@@ -40,13 +47,22 @@ MAX_PARALLEL_PUSHES = 32  # so that one slow router does not delay the others
 
 @shared_task(acks_late=True, ignore_result=True)
 def reconcile_routers() -> None:
-    """Push to every router that runs another configuration or fell silent, and mark lost routers."""
-    record_worker_seen(timezone.now())
+    """Push to every router that runs another configuration or fell silent, and mark lost routers.
+
+    A push waits for a router that does not respond, so lost routers are marked first. After an outage, however, every
+    router is silent until it is probed.
+    """
+    now = timezone.now()
+    silence_s = worker_silence_s(now)
+    record_worker_seen(now)
     with isolated_items(PeriodicTask.CONFIG_PUSHES) as item:
-        with item("lost routers"):  # first: a push waits for a router that does not respond
-            mark_lost_routers()
+        if silence_s is not None and silence_s <= PROBE_AFTER_S:
+            with item("lost routers"):
+                mark_lost_routers()
         with item("push"):
             _push(None)
+        with item("lost routers"):
+            mark_lost_routers()
 
 
 @shared_task(acks_late=True, ignore_result=True)

@@ -33,7 +33,7 @@ from controlplane.services.snapshots import freeze_snapshot, newest_snapshot
 
 LOST_AFTER_S = 30.0  # without a heartbeat
 PROBE_AFTER_S = 15.0  # without a heartbeat, which is sent every 10 s
-HEARTBEAT_S = 10.0  # interval of heartbeats
+HEARTBEAT_WITHIN_S = 13.0  # they are sent every 8 to 12 s
 LEASE_S = 10.0  # longer than a push takes
 REJECTED_PAUSE_S = 20.0  # before a rejected number is pushed again
 MAX_PAUSE_S = 20.0  # between attempts to reach a router
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 def responding(now: datetime) -> Q:
     """Routers that are not lost, and sent a heartbeat in time or could be scraped."""
-    seen = Q(last_seen_at__gte=now - timedelta(seconds=HEARTBEAT_S))
+    seen = Q(last_seen_at__gte=now - timedelta(seconds=HEARTBEAT_WITHIN_S))
     return Q(lost_at=None) & (seen | Q(scrape_state__failures=0) | Q(scrape_state=None))
 
 

@@ -1,11 +1,13 @@
 """Pushes of changes to routers, by the tasks and over a socket."""
 
+from datetime import timedelta
+
 import msgspec
 import pytest
 from django.db import connection
 from django.utils import timezone
 
-from controlplane.models import ConfigSnapshot, Event, RolloutState, Router
+from controlplane.models import ConfigSnapshot, Event, RolloutState, Router, WorkerLiveness
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.routers import announce
 from controlplane.tasks import push_config, reconcile_routers
@@ -163,6 +165,22 @@ def test_a_router_without_heartbeats_is_recorded_once_as_lost_and_once_as_connec
         announce(**router.announcement())
     assert row(router).lost_at is None
     assert Event.objects.filter(kind="router_joined").count() == 2
+
+
+def test_after_an_outage_routers_are_probed_before_they_count_as_lost(start_router, policy):
+    for number in range(3):
+        start_router(f"router-{number}")
+    reconcile_routers()
+    rollout = publish(policy)
+    silent_since = timezone.now() - timedelta(seconds=60)
+    Router.objects.update(last_seen_at=silent_since)
+    WorkerLiveness.objects.update(seen_at=silent_since)
+
+    reconcile_routers()
+
+    assert not Event.objects.filter(kind="router_lost").exists()
+    rollout.refresh_from_db()
+    assert rollout.state == RolloutState.COMPLETE
 
 
 def test_a_router_with_a_higher_number_from_a_lost_database_gets_a_still_higher_one(start_router, pool, policy):

@@ -176,10 +176,10 @@ def test_when_no_router_responds_the_overview_says_so_within_15_seconds(visitor,
         lost_at = noon if "lost_at" in second_router else None
         seen_at = noon + timedelta(seconds=9)
         Router.objects.create(name="router-2", admin_url="http://127.0.0.1:9001", last_seen_at=seen_at, lost_at=lost_at)
-    for second, shown in ((9, False), (11, is_shown)):
+    for second, shown in ((12, False), (14, is_shown)):
         with time_machine.travel(noon + timedelta(seconds=second), tick=False):
             assert ('id="router-outage"' in visitor.get("/status/").text) is shown
-            up = Router.objects.filter(lost_at=None).count() - (second >= 11)
+            up = Router.objects.filter(lost_at=None).count() - (second >= 14)
             assert f"{up} of {Router.objects.count()} routers" in visitor.get("/").text
 
 
