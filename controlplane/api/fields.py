@@ -123,6 +123,9 @@ class StructSerializerScheme(OpenApiSerializerExtension):  # type: ignore[no-unt
 
     def map_serializer(self, auto_schema: Any, direction: Any) -> dict[str, Any]:  # noqa: ARG002 - spectacular's
         _, components = json_schemas([self.target.kind], COMPONENT)
+        for component in components.values():  # responses have all members, also those with a default
+            if "properties" in component:
+                component["required"] = list(component["properties"])
         body: dict[str, Any] = components.pop(self.target.kind.__name__)
         _register(auto_schema, components)
         return body

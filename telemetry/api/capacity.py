@@ -23,7 +23,7 @@ from controlplane.api.viewsets.base import validated_query
 from controlplane.models import Pool
 from telemetry.api.breakdown import BreakdownQuery
 from telemetry.lab.shared_cache import tier_parameters, tiers_of
-from telemetry.services.figures.semantic_cache import SemanticCacheFigures, semantic_cache_of
+from telemetry.services.figures.semantic_cache import PrecisionPoint, RouterRow, semantic_cache_of
 from telemetry.services.lab.costs import ResponseCacheFigures, response_cache_figures
 from telemetry.services.lab.scaling import PoolScaling, scaling_of
 from telemetry.services.lab.sizing import Sizing, sizing_of
@@ -65,6 +65,14 @@ class CapacityView(TransactionalView):
         return Response(to_builtins(sizing_of(params["pool"], params["window"], tiers_of(params))))
 
 
+@dataclass(frozen=True, slots=True)
+class SemanticEvidence:
+    """A semantic cache at each router, and the precision of its responses."""
+
+    routers: list[RouterRow]
+    points: Annotated[list[PrecisionPoint], Meta(description="ascending; only those with checks")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseCaches(ResponseCacheFigures):
     """What exact and semantic caches answered from ``start`` to ``end``; null: unknown."""
@@ -74,7 +82,7 @@ class ResponseCaches(ResponseCacheFigures):
     start: datetime
     end: datetime
     semantic: Annotated[
-        SemanticCacheFigures | None, Meta(description="null: no group was named, or it has no semantic cache")
+        SemanticEvidence | None, Meta(description="null: no group was named, or it has no semantic cache")
     ]
 
 
@@ -88,6 +96,7 @@ class ResponseCachesView(TransactionalView):
         pool, window, name = params["pool"], params["window"], params.get("group")
         figures = response_cache_figures([pool], window, group=name)
         group = None if name is None else pool.groups.filter(name=name).first()
+        semantic = semantic_cache_of(group, pool.name)
         known: dict[str, Any] = {field.name: getattr(figures, field.name) for field in fields(figures)}
         body = ResponseCaches(
             **known,
@@ -95,7 +104,7 @@ class ResponseCachesView(TransactionalView):
             group=name,
             start=window.start,
             end=window.end,
-            semantic=semantic_cache_of(group, pool.name),
+            semantic=None if semantic is None else SemanticEvidence(semantic.routers, semantic.points),
         )
         return Response(to_builtins(body))
 

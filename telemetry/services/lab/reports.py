@@ -86,11 +86,27 @@ def compared(group: str, before: ReportSide, after: ReportSide) -> WindowCompari
 
 
 @dataclass(frozen=True, slots=True)
+class ReportWindow:
+    """The time that one side covers."""
+
+    start: datetime
+    end: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ReportWindows:
+    """The windows that are compared."""
+
+    before: ReportWindow
+    after: ReportWindow
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The comparison of two windows of a pool."""
 
     pool: str
-    windows: dict[str, Window]  # before and after
+    windows: ReportWindows
     currency: str | None
     figures: WindowComparison
     groups: list[WindowComparison]
@@ -174,7 +190,9 @@ def report_of(pool: Pool, windows: Windows) -> Report:
     figures = compared("", before[None], after[None])
     return Report(
         pool.name,
-        {"before": windows.before, "after": windows.after},
+        ReportWindows(
+            ReportWindow(windows.before.start, windows.before.end), ReportWindow(windows.after.start, windows.after.end)
+        ),
         price.currency if price else None,
         figures,
         [compared(name, before.get(name, NOTHING), after.get(name, NOTHING)) for name in names],

@@ -94,6 +94,7 @@ def test_a_report_is_of_a_time_or_of_a_rollout(api):
         body["windows"]["after"]["start"]
     )
     assert length == timedelta(hours=1)
+    assert set(body["windows"]["before"]) == {"start", "end"}
 
     rollout = publish_revision(save_draft(pool.policies.get(group=None), {"strategy": "random"}).pk)
     assert api.get(f"/api/v1/report?rollout={rollout.pk}").status_code == 422  # it has no after yet
