@@ -190,11 +190,21 @@ def remedy_of(alert: Alert, causes: Iterable[Mapping[str, Any]] | None = None) -
     first = next(iter(alert.causes if causes is None else causes), None)
     kind, evidence = (first["kind"], first.get("evidence") or {}) if first else (alert.rule.kind, {})
     action = REMEDIES.get(kind, "") if alert.state != AlertState.RESOLVED else ""
-    remedy = Remedy(hint=action) if isinstance(action, str) else action(alert, evidence)
-    if alert.state != AlertState.FIRING or (alert.rule.verdict or {}).get("result") != Result.OK:
+    return Remedy(hint=action) if isinstance(action, str) else action(alert, evidence)
+
+
+def present_remedy(alert: Alert) -> Remedy:
+    """The remedy for pages, which say when a firing alert resolves whose condition no longer holds."""
+    remedy = remedy_of(alert)
+    if not is_over(alert):
         return remedy
-    is_needed = bool(remedy.path or isinstance(action, str))  # its hint says what to do, not what was done
+    is_needed = bool(remedy.path) or remedy.hint in REMEDIES.values()  # it says what to do, not what was done
     return replace(remedy, is_over=True, hint=_resolves(alert) if is_needed else f"{remedy.hint} {_resolves(alert)}")
+
+
+def is_over(alert: Alert) -> bool:
+    """Whether an alert still fires although its condition no longer holds."""
+    return alert.state == AlertState.FIRING and (alert.rule.verdict or {}).get("result") == Result.OK
 
 
 def _resolves(alert: Alert) -> str:

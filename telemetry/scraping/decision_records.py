@@ -86,7 +86,7 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     generated_tokens: BigCount | None = None
     request_digest: Hash | None = None
     digest_ratio: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    continued_after: Annotated[list[FailedReplica], msgspec.Meta(max_length=8)] | None = None
+    continued_after: Annotated[list[FailedReplica], msgspec.Meta(max_length=64)] | None = None
     candidates: Any = None
     prompt_structure: Any = None
 

@@ -103,7 +103,7 @@ def comparison_text(decision: Decision) -> str:
         return f"{reported}, as predicted."
     if difference < 0:
         return f"{reported}, {-difference:,} fewer than predicted: they were evicted or never computed on this replica."
-    untracked = "outputs, a part of a block, or prompts that this router did not place"
+    untracked = "outputs, a part of a block, a cache tier beside the engine's, or prompts that it did not place"
     return f"{reported}, {difference:,} more than predicted: a router does not track {untracked}."
 
 

@@ -37,7 +37,7 @@ from controlplane.models import Rollout, RolloutState
 from controlplane.models.policy import OPEN_ROLLOUTS
 from controlplane.web.base import Sort, requested_sort, viewable
 from telemetry.alerts.kinds import KINDS
-from telemetry.alerts.remedies import remedy_of
+from telemetry.alerts.remedies import is_over, present_remedy
 from telemetry.metrics.windows import ReplicaRow
 from telemetry.models import Alert, AlertState, Severity, SharedLink
 from telemetry.services.alerts.alerts import open_alerts
@@ -113,7 +113,7 @@ def strip_html(request: HttpRequest) -> str:
         status = _status(request)
         alert = min(_firing(request)[:MAX_FIRING], key=_urgency, default=None) if status.firing else None
         rollouts = _canaries(request).defer("past_readings").select_related("revision__policy").order_by("pk")
-        context = {"request": request, "status": status, "alert": alert, "remedy": alert and remedy_of(alert)}
+        context = {"request": request, "status": status, "alert": alert, "remedy": alert and present_remedy(alert)}
         context["canaries"] = rollouts[:MAX_CANARIES] if status.canaries else ()
         return render_to_string("components/status_strip.html", context)
     except Exception:
@@ -121,10 +121,11 @@ def strip_html(request: HttpRequest) -> str:
         return render_to_string("components/status_strip.html", {"request": request, "unknown": True})
 
 
-def _urgency(alert: Alert) -> tuple[bool, int, bool]:
-    """The most urgent has the least: nobody acknowledged it, then the most severe, then one with a known cause."""
+def _urgency(alert: Alert) -> tuple[bool, bool, int, bool]:
+    """The most urgent has the least: not acknowledged, not over, then the most severe, then one with a known cause."""
     severities = (Severity.CRITICAL, Severity.WARNING, Severity.INFO)
-    return alert.acknowledged_at is not None, severities.index(Severity(alert.severity)), not alert.causes
+    severity = severities.index(Severity(alert.severity))
+    return alert.acknowledged_at is not None, is_over(alert), severity, not alert.causes
 
 
 def firing_count(request: HttpRequest) -> SafeString:

@@ -29,7 +29,7 @@ from controlplane.web.base import (
 )
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import changed_at, headline, overview_path
-from telemetry.alerts.remedies import remedy_of
+from telemetry.alerts.remedies import present_remedy
 from telemetry.causes import CauseKind
 from telemetry.matchers import Matcher, Value
 from telemetry.models import Alert, AlertRule, AlertState, AlertTransition, Notification, RuleKind, Severity, Silence
@@ -138,7 +138,7 @@ def alert_page(request: HttpRequest, alert_id: int) -> HttpResponse:
         "overview": overview_path(alert, now),
         "policy_ids": _policies_of_causes(request, [alert]),
         "is_open": alert.state != AlertState.RESOLVED,
-        "remedy": remedy_of(alert),
+        "remedy": present_remedy(alert),
         **_chart(alert, now),
     }
     return render_live(request, "telemetry/alert.html", context)

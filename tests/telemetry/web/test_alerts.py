@@ -19,6 +19,7 @@ from telemetry.services.alerts.alerts import open_alerts
 from telemetry.services.alerts.rules import create_rule, ensure_default_rules
 from telemetry.services.alerts.silences import matching_alerts
 from telemetry.services.notifications.channels import create_channel, update_channel
+from telemetry.web.pages import _urgency
 from telemetry.web.views import alerts as views
 from tests.alert_history import alerts_of_every_state
 from tests.fleet_history import drop_alert
@@ -444,6 +445,10 @@ def test_after_the_remedy_the_page_and_the_strip_say_how_far_the_hit_rate_has_re
     live = visitor.get(f"/alerts/{alert.pk}/", headers={"HX-Request": "true"}).text
     assert words in live, "the page says so without being loaded again"
     assert alert.summary not in live, "a sentence of an earlier evaluation"
+    over = Alert.objects.get(pk=alert.pk)
+    lasting = Alert(rule=AlertRule(kind=over.rule.kind), state="firing", severity="info")
+    assert min(over, lasting, key=_urgency) is lasting
+    assert "no longer holds" not in alert_payload(over, "firing", noon)["data"]["remedy"]
 
 
 def test_an_alert_without_a_channel_notified_nobody_until_one_is_added(visitor, fleet, noon):

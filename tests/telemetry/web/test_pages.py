@@ -224,7 +224,7 @@ def test_a_replica_that_is_down_says_why_and_not_that_the_worker_stopped(visitor
 
     text = visitor.get("/replicas/gpu-1/").text
 
-    assert "The replica is down: connection refused." in text
+    assert "The replica cannot be scraped: connection refused." in text
     assert "Requests are not affected" not in text
 
 

@@ -207,7 +207,10 @@ def test_the_parts_of_a_decision_lead_to_their_pages(visitor, router, noon):
     links = re.findall(r'<a href="([^"]+)"', text)
     by_prefix = "/requests/?pool=chat&amp;prefix=fffffffffffffffb&amp;range=24h"
     pages = (f"/policies/{policy.pk}/", f"/routers/{router.pk}/", "/replicas/gpu-1/", "/replicas/gpu-2/", by_prefix)
+    assert "The stream was continued on gpu-1: " in text
     assert "failed after 312 tokens" in text
+    last = decided(router, noon, 3, pool="chat", replica="gpu-2", request_id="the last", continued_after=failed)
+    assert "no other replica was used" in visitor.get(f"/requests/{place_of(last)}/").text
     assert set(pages) <= set(links), links
     listed = visitor.get(by_prefix.replace("&amp;", "&")).text
     assert ids(listed) == [row.request_id]

@@ -176,7 +176,7 @@ def test_no_failure_of_the_strip_breaks_a_page(visitor, calm, noon, monkeypatch,
         patched.setattr("telemetry.web.pages._firing", lambda _: Alert.objects.none())
         patched.setattr("telemetry.web.pages._status", lambda _: telemetry_status(Alert.objects.all(), noon))
         assert "message" not in strip_of(visitor.get("/events/").text)
-    monkeypatch.setattr("telemetry.web.pages.remedy_of", None)
+    monkeypatch.setattr("telemetry.web.pages.present_remedy", None)
     for path in ("/events/", "/status/"):
         assert "Status unknown." in visitor.get(path).text
     assert "cannot be shown" in caplog.text
