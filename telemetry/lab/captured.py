@@ -98,7 +98,7 @@ def _with_output_ids(
 
     ``known``: blocks of each prompt with an id from a hash; ``full``: its whole blocks; ``whole``: of prompt and
     output. Engines cache generated tokens too. Where the end of a prompt has no hash of its own, because it ends within
-    a block of bytes or is sampled, only a prompt of the same session continues it.
+    a block of bytes or is sampled, only a prompt of the same session continues it that is long enough for the output.
     """
     last = np.minimum(known, full)
     is_exact, sessions = (traffic.requests.sample_ratios >= 1) & (known >= full), traffic.sessions
@@ -113,8 +113,10 @@ def _with_output_ids(
     owners = np.repeat(np.arange(len(full)), np.diff(starts))
     for at in np.flatnonzero(is_last).tolist():
         request, owner = by_last_id[int(ids[at])], int(owners[at])
-        count = min(int(whole[request] - last[request]), int(starts[owner] + full[owner]) - at - 1)
-        is_next = bool(is_exact[request]) or bool(sessions[request] and sessions[request] == sessions[owner])
+        needed, count = int(whole[request] - last[request]), int(starts[owner] + full[owner]) - at - 1
+        is_session = bool(sessions[request]) and sessions[request] == sessions[owner]
+        is_next = bool(is_exact[request]) or (is_session and count >= needed)
+        count = min(count, needed)
         if owner > request and count > 0 and is_next and request not in later:
             later[request] = (at + 1, count)
     parts, lengths = [], np.diff(starts)
