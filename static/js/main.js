@@ -8,7 +8,11 @@ import { startSearch } from "./search.js";
 import { startTheme } from "./theme.js";
 import { startZone } from "./zone.js";
 
-document.querySelector(".tabs [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+const tab = document.querySelector(".tabs [aria-current]"); // scrollIntoView would scroll the page too
+if (tab) {
+  const strip = tab.parentElement;
+  strip.scrollLeft = tab.offsetLeft - strip.offsetLeft + (tab.offsetWidth - strip.offsetWidth) / 2;
+}
 startTheme();
 startKeys();
 startZone();

@@ -261,7 +261,7 @@ def hours(value: float | None) -> str:
 
 @register.filter
 def hours_of(value: float | None, whole_h: float) -> str:
-    """Seconds a day of replicas, of all that they have, such as: 31 of 96 replica-hours."""
+    """Seconds of replicas, of all the hours that they have, such as: 31 of 96 replica-hours."""
     return "replica-hours unknown" if value is None else f"{value / 3600:,.3g} of {whole_h:,.0f} replica-hours"
 
 

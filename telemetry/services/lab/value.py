@@ -387,6 +387,8 @@ def amount_text(amount: Amount, currency: str) -> str:
 
 def hours_text(hours: float) -> str:
     """Three digits at least, so that the figures of a column have as many."""
+    if 0 < hours < 0.0005:
+        return "< 0.001"
     return f"{hours:,.{3 if hours < 1 else 2 if hours < 10 else 1 if hours < 100 else 0}f}"
 
 
