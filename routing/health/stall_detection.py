@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 RETRIED_CAUSES = {Cause.STALLED, Cause.SLOW}  # their waiting requests are retried on other replicas
 MIN_RECORDED_S = 0.5  # shorter silences are not recorded as typical
+MAX_CONTINUED = 4  # silent streams of a replica at each check: reading one takes milliseconds
 DEFAULT_STALL_S = 3.0  # for engine checks if ``stall_s`` is null, which ejects no replica
 
 
@@ -252,7 +253,7 @@ def _rate(loads: list[Load]) -> float:
 
 def _retry(connections: ConnectionPool, silent_since: float) -> None:
     """Let other replicas have what waits at a replica, if the retry policy allows it, and its silent streams."""
-    for stream in connections.silent(silent_since):
+    for stream in connections.silent(silent_since)[:MAX_CONTINUED]:
         stream.on_stalled()
     for upstream in connections.waiting():
         if upstream.waiting_listener is not None:

@@ -1,7 +1,8 @@
 """Continues a stream at another replica after the replica that generated it has failed.
 
 Theory of operation. While a stream runs, ``KeptStream`` keeps the client's request and the events as they arrived,
-within a limit for each stream and one for all of a process (``StreamBudget``). Nothing is parsed until a replica fails.
+within a limit for each stream and one for all of a process (``StreamBudget``). Nothing is parsed until a replica fails;
+then the streams of that replica are read one by one, so that the loop serves others in between.
 Then ``read`` finds the text that the client has, and ``rest`` writes the request for the rest: a chat with the text as
 the beginning of the assistant's message, a completion with the text after its prompt. The engine that continues counts
 the tokens of the text (``/tokenize``; without it each event counts as one), so that token limits and usage stay true.
@@ -34,7 +35,11 @@ if TYPE_CHECKING:
 
 OK: Final = 200
 MAX_CONTINUATIONS: Final = 2  # of one stream
-MAX_STREAM_BYTES: Final = 1 << 20  # of a request and its events: about 4,000 tokens
+MAX_STREAM_BYTES: Final = 1 << 20  # of a request, its prompt and its events: about 4,000 tokens
+MAX_VALUES: Final = 50_000  # of a request, which are decoded in 10 ms; a text of 1 MiB has about 20,000 commas
+_VALUE_MARKS: Final = (b",", b"[", b"{")
+MAX_HELD_BYTES: Final = 256 << 10  # of an incomplete event
+TURN_S: Final = 0.01  # between two streams that are read: the longest take 20 ms
 MAX_BYTES: Final = 128 << 20  # of all streams of a process
 RESERVED_BYTES: Final = 16 << 10  # reserved at once
 EVENT_BYTES: Final = 64  # of memory for each read, beside its bytes
@@ -48,7 +53,11 @@ _OBSTACLES: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     *(("choices", name, ("null", "1", "false")) for name in ("n", "best_of", "use_beam_search")),
     *(("logprobs", name, _UNSET) for name in ("logprobs", "prompt_logprobs")),
     *(("structured_output", name, ("null",)) for name in ("structured_outputs", "guided_json", "guided_regex")),
-    *(("structured_output", name, ("null",)) for name in ("guided_choice", "guided_grammar")),
+    *(("structured_output", name, ("null",)) for name in ("guided_choice", "guided_grammar", "regex", "ebnf")),
+    *(("structured_output", name, ("null",)) for name in ("json_schema", "logits_processors", "vllm_xargs")),
+    ("structured_output", "custom_logit_processor", ("null",)),
+    *(("reasoning", name, ("null", "true")) for name in ("include_reasoning", "separate_reasoning")),
+    ("parameters", "bad_words", ("null", "[]")),
     ("structured_output", "tool_choice", ("null", '"auto"', '"none"')),
     *(("penalties", name, ("null", "0", "0.0")) for name in ("presence_penalty", "frequency_penalty")),
     *(("parameters", name, _UNSET) for name in ("echo", "store", "continue_final_message", "return_token_ids")),
@@ -58,6 +67,7 @@ _OBSTACLES: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("parameters", "add_generation_prompt", ("null", "true")),
     ("parameters", "modalities", ("null", '["text"]')),
 )
+_THOUGHTS: Final = ("<think>", "</think>")  # of an engine without a reasoning parser; chat templates drop them
 _DELTAS: Final = {"role": "", "content": "", "reasoning": "reasoning", "reasoning_content": "reasoning"}
 _LENGTHS: Final = ("max_tokens", "max_completion_tokens")
 
@@ -80,6 +90,8 @@ class SentText(NamedTuple):
     events: int  # with text
     head: dict[str, Any]  # members that all chunks have: id, created, model
     is_finished: bool  # the finish reason was sent
+    has_usage: bool
+    is_done: bool  # [DONE] was sent
 
 
 class StreamBudget:
@@ -88,6 +100,7 @@ class StreamBudget:
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.used_bytes = 0
         self._max_bytes = max_bytes
+        self._next_turn_at = 0.0
 
     def reserve(self, size: int) -> bool:
         """Reserve memory; False if there is too little."""
@@ -96,21 +109,39 @@ class StreamBudget:
         self.used_bytes += size
         return True
 
+    def turn_in_s(self, now: float) -> float:
+        """Seconds until the next stream may be read; each call takes a turn."""
+        self._next_turn_at = max(self._next_turn_at + TURN_S, now)
+        return self._next_turn_at - now
+
 
 class KeptStream:
-    """A running stream's request, and the events that came from its replicas."""
+    """A running stream's request, and the events that its client got.
 
-    def __init__(self, budget: StreamBudget, body: bytes, *, is_chat: bool, wants_usage: bool) -> None:
+    ``prompt_bytes``: of the prompt that is kept for placement.
+    """
+
+    def __init__(
+        self, budget: StreamBudget, body: bytes, *, is_chat: bool, wants_usage: bool, prompt_bytes: int = 0
+    ) -> None:
         self.is_chat = is_chat
         self.wants_usage = wants_usage  # its client gets the usage
         self.continuations = 0
+        self.error = b""  # the event with which the engine ended the stream, and what came after it
         self._budget = budget
         self._body = body
         self._events: list[bytes] = []
-        self._size, self._reserved = len(body), 0
+        self._request: dict[str, Any] = {}  # the body, once it was read
+        self._size, self._reserved = len(body) + prompt_bytes, 0
+        self._turn: asyncio.TimerHandle | None = None
         self._counting: asyncio.Task[None] | None = None
         self._lost = ""  # why it cannot be continued
         self._fit()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it cannot be continued, and nothing is kept."""
+        return bool(self._lost)
 
     def add(self, data: bytes) -> None:
         """Keep bytes of the response."""
@@ -135,12 +166,14 @@ class KeptStream:
         """Drop everything, because the stream has ended or cannot be continued."""
         if self._counting is not None:
             self._counting.cancel()
+        if self._turn is not None:
+            self._turn.cancel()
         self._budget.used_bytes -= self._reserved
         self._reserved, self._lost = 0, reason
         self._body, self._events = b"", []
 
-    def read(self, *, is_inside_event: bool) -> SentText:
-        """What the client has; NotContinuableError if the rest cannot be another replica's.
+    def check(self, *, is_inside_event: bool) -> None:
+        """NotContinuableError if the rest cannot be another replica's, whatever the text.
 
         ``is_inside_event``: the bytes that the client got end inside an event.
         """
@@ -150,52 +183,68 @@ class KeptStream:
             raise NotContinuableError("inside_event")
         if self.continuations >= MAX_CONTINUATIONS:
             raise NotContinuableError("limit")
+
+    def at_turn(self, callback: Callable[[], None]) -> None:
+        """Call back when this stream may be read."""
+        loop = asyncio.get_running_loop()
+        self._turn = loop.call_later(self._budget.turn_in_s(loop.time()), callback)
+
+    def read(self) -> SentText:
+        """What the client has; NotContinuableError if the rest cannot be another replica's."""
+        if self._lost:
+            raise NotContinuableError(self._lost)
+        if sum(map(self._body.count, _VALUE_MARKS)) > MAX_VALUES:
+            raise NotContinuableError("too_long")
         try:
+            self._request = self._request or msgspec.json.decode(self._body)
             sent = _sent_text(b"".join(self._events), is_chat=self.is_chat)
         except _UNREADABLE:
             raise NotContinuableError("response") from None
-        if sent.is_finished and self.wants_usage:
+        if sent.is_finished and self.wants_usage and not sent.has_usage:
             raise NotContinuableError("usage")
         if not sent.is_finished:
-            self._check_request()
+            self._check_request(sent.text)
         return sent
 
     def count(self, address: Address, sent: SentText, on_counted: Callable[[int], None]) -> None:
         """Let an engine count the tokens of ``context(sent)``; if it does not, each event counts as one."""
         self.continuations += 1
+        self.settle()
         if self.context(sent):
-            body = json.dumps({"model": sent.head["model"], "prompt": self.context(sent), "add_special_tokens": False})
-            counting = _count_tokens(address, body.encode(), sent.events, on_counted)
+            request = {"model": sent.head["model"], "prompt": self.context(sent), "add_special_tokens": False}
+            counting = _count_tokens(address, msgspec.json.encode(request), sent.events, on_counted)
             self._counting = asyncio.get_running_loop().create_task(counting)
         else:
             on_counted(0)
 
+    def settle(self) -> None:
+        """Drop an incomplete event, which the client did not get: another replica's events come next."""
+        self._events = [complete_events(b"".join(self._events))]
+
     def rest(self, sent: SentText, tokens: int) -> bytes | None:
         """The request for the rest; None if the text has as many tokens as the client allows.
 
-        ``tokens``: of ``context(sent)``.
+        ``tokens``: of ``context(sent)``. NotContinuableError if the client would miss its usage.
         """
-        body: dict[str, Any] = json.loads(self._body)
-        if (limits := self._limits(body, tokens)) is None:
+        if (limits := self._limits(self._request, tokens)) is None:
+            if self.wants_usage:
+                raise NotContinuableError("usage")
             return None
-        body |= limits
+        body = self._request | limits
         text = self.context(sent)
         if text and self.is_chat:
             body["messages"] = [*body["messages"], {"role": "assistant", "content": text}]
             body |= {"continue_final_message": True, "add_generation_prompt": False}
         elif text:
             body["prompt"] += text
-        return json.dumps(body).encode()
+        return msgspec.json.encode(body)
 
     def context(self, sent: SentText) -> str:
         """The text after which another engine continues."""
         return sent.text.rstrip() if self.is_chat else sent.text
 
-    def _check_request(self) -> None:
-        try:
-            body: dict[str, Any] = json.loads(self._body)
-        except (ValueError, RecursionError):
-            raise NotContinuableError("prompt") from None
+    def _check_request(self, text: str) -> None:
+        body = self._request
         for reason, name, harmless in _OBSTACLES:
             if json.dumps(body.get(name)) not in harmless:
                 raise NotContinuableError(reason)
@@ -209,17 +258,19 @@ class KeptStream:
             raise NotContinuableError("seed")
         if not isinstance(body.get("messages") if self.is_chat else body.get("prompt"), list if self.is_chat else str):
             raise NotContinuableError("prompt")
+        if self.is_chat and any(mark in text for mark in _THOUGHTS):
+            raise NotContinuableError("reasoning")
 
     def stops(self) -> list[str]:
-        """The stop strings of the request."""
-        stop = json.loads(self._body).get("stop")
+        """The stop strings of the request; none if the engine may ignore them at first (``min_tokens``)."""
+        stop = None if self._request.get("min_tokens") else self._request.get("stop")
         stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
         return [stop for stop in stops if isinstance(stop, str) and stop]
 
     def _limits(self, body: dict[str, Any], tokens: int) -> dict[str, int] | None:
         """The members that limit the length, less the tokens that were sent; None if none is left."""
         limits = {name: body[name] - tokens for name in _LENGTHS if isinstance(body.get(name), int)}
-        if not (limits or self.is_chat) and tokens < COMPLETION_TOKENS:
+        if not self.is_chat and "max_tokens" not in body and tokens < COMPLETION_TOKENS:
             limits["max_tokens"] = COMPLETION_TOKENS - tokens
         if any(limit <= 0 for limit in limits.values()):
             return None
@@ -253,7 +304,7 @@ async def _count_tokens(address: Address, body: bytes, default: int, on_counted:
         async with asyncio.timeout(COUNT_TIMEOUT_S):
             status, response = await fetch(address, "/tokenize", body, max_bytes=MAX_COUNT_BYTES)
         count = msgspec.json.decode(response)["count"]
-        if status == OK and isinstance(count, int) and count >= 0:
+        if status == OK and type(count) is int and 0 <= count <= len(body):
             tokens = count
     on_counted(tokens)
 
@@ -261,10 +312,14 @@ async def _count_tokens(address: Address, body: bytes, default: int, on_counted:
 def _sent_text(events: bytes, *, is_chat: bool) -> SentText:
     parts: list[str] = []
     head: dict[str, Any] = {}
-    is_finished = False
+    is_finished = has_usage = is_done = False
     for event in _events(events):
         chunk = _chunk(event)
-        if chunk is None or not chunk["choices"]:
+        if chunk is None:
+            is_done = is_done or b"[DONE]" in event
+            continue
+        if not chunk["choices"]:
+            has_usage = has_usage or bool(chunk.get("usage"))
             continue
         head = head or {name: chunk[name] for name in ("id", "created", "model")}
         (choice,) = chunk["choices"]
@@ -274,13 +329,13 @@ def _sent_text(events: bytes, *, is_chat: bool) -> SentText:
         is_finished = is_finished or choice.get("finish_reason") is not None
     if not head:
         raise NotContinuableError("response")
-    return SentText("".join(parts), sum(map(bool, parts)), head, is_finished)
+    return SentText("".join(parts), sum(map(bool, parts)), head, is_finished, has_usage, is_done)
 
 
 def _text(choice: dict[str, Any], *, is_chat: bool) -> str:
     """The text of one event's choice; NotContinuableError if it has something else."""
     if not is_chat:
-        return str(choice["text"])
+        return choice["text"] or ""
     delta = choice["delta"]
     for name, value in delta.items():
         if value and (reason := _DELTAS.get(name, "tools")):
@@ -294,12 +349,13 @@ def _events(data: bytes) -> Iterator[bytes]:
 
 
 def _chunk(event: bytes) -> dict[str, Any] | None:
-    """The JSON of an event; None for comments and the end of a stream; one of ``_UNREADABLE``."""
+    """The chunk of an event; None for comments and the end; one of ``_UNREADABLE`` for another event."""
     data = b"\n".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
     if not data or data == b"[DONE]":
         return None
-    chunk = msgspec.json.decode(data)
-    return chunk if isinstance(chunk, dict) and "choices" in chunk else None
+    chunk: dict[str, Any] = msgspec.json.decode(data)
+    chunk["choices"]  # an error has none
+    return chunk
 
 
 def encode_event(chunk: dict[str, Any]) -> bytes:
@@ -325,14 +381,19 @@ class Splice:
         self._stops = kept.stops()
         self._sent_end = sent.text[-max((len(stop) - 1 for stop in self._stops), default=0) or len(sent.text) :]
         self._rest = ""  # text after ``_sent_end``, as long as a stop string may have begun there
-        self._is_stopped = False  # a stop string has ended across the seam
+        self.is_stopped = False  # a stop string has ended across the seam
         self._held = b""  # of an incomplete event
 
     def feed(self, data: bytes) -> bytes:
-        """The bytes for the client; an incomplete event is held back."""
+        """The bytes for the client, which are kept. An incomplete event is held back; ValueError if it is too long."""
         events = list(_events(self._held + data))
         self._held = (self._held + data)[sum(map(len, events)) :]
-        return b"".join(map(self._rewritten, events))
+        if len(self._held) > MAX_HELD_BYTES:
+            raise ValueError(f"an event of more than {MAX_HELD_BYTES} bytes")
+        passed = b"".join(map(self._rewritten, events))
+        if passed:
+            self._kept.add(passed)
+        return passed
 
     def flush(self) -> bytes:
         """The incomplete event that is held back when the stream ends."""
@@ -361,7 +422,7 @@ class Splice:
         return encode_event({**chunk, **self._head})
 
     def _choice(self, chunk: dict[str, Any], choice: dict[str, Any]) -> bytes:
-        if self._is_stopped:
+        if self.is_stopped:
             return b""
         content, name = (choice["delta"], "content") if self._kept.is_chat else (choice, "text")
         content.pop("role", None)
@@ -385,9 +446,10 @@ class Splice:
             return text
         self._rest += text
         near = self._sent_end + self._rest
+        seam = len(self._sent_end)
         for stop in self._stops:
-            if 0 <= near.find(stop) < len(self._sent_end):
-                self._is_stopped = True
+            if any(near.startswith(stop, start) for start in range(max(0, seam - len(stop) + 1), seam)):
+                self.is_stopped = True
                 choice["finish_reason"], choice["stop_reason"] = "stop", stop
                 return ""
         return text

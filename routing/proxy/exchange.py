@@ -152,6 +152,8 @@ class Exchange(UpstreamCall):
         self._retry_state: RetryState | None = None  # since the first failure
         self._has_begun = False  # the client has bytes of the response
         self._kept: KeptStream | None = None  # of a stream that may be continued
+        self._failure: RejectedRequestError  # of its replica, if the rest cannot be another's
+        self._failed_after = ("", 0)  # the replica that failed last, and the tokens of the text then
         tracer = services.tracer
         self._trace = None if tracer is None else tracer.start(request)  # None: not sampled
 
@@ -440,7 +442,9 @@ class Exchange(UpstreamCall):
         if not (has_token or last or is_encoded(head)):
             return
         data = bytes(prelude.data)
-        if fails_after_token(data) and self._retry_on_other_replica(self._retries().on_aborted()):
+        if fails_after_token(data) and (decision := self._retries().on_aborted()) is not None:
+            self._record_stream_error(data)
+            self._retry_on_other_replica(decision)
             return
         if begins_with_error(data):
             has_token = False
@@ -470,9 +474,10 @@ class Exchange(UpstreamCall):
         replica = self._record.replica
         if self._state is STREAMING:
             self._services.stall_detector.record_failed_response(replica, failure, was_probe=self._is_probe)
-            if not self._continue(failure):
+            error = failure_error(replica, failure)
+            if not self._continue(failure, error):
                 self._finish(REPLICA_ERROR)
-                self._relay.abort(failure_error(replica, failure), self._request.head.path)
+                self._relay.abort(error, self._request.head.path)
             return
         decision = self._retries().on_response_failed(failure, was_probe=self._is_probe)
         if not self._retry_on_other_replica(decision):
@@ -550,7 +555,8 @@ class Exchange(UpstreamCall):
     def on_no_progress(self) -> None:
         """Retry on another replica if that is allowed, or keep waiting."""
         if self._state is STREAMING:
-            self._continue("stalled")
+            if self._kept is not None:
+                self._continue_stalled(self._kept)
         elif self._state is AWAITING or self._state is CLASSIFYING:
             self._retry_on_other_replica(self._retries().on_stalled())
 
@@ -577,79 +583,152 @@ class Exchange(UpstreamCall):
     # --- the rest of a stream from another replica ---
 
     def _until_error(self, kept: KeptStream, data: bytes) -> bytes | None:
-        """None if the engine ends the stream in ``data`` with an error and another replica continues it; else ``data``.
+        """What is left to pass of ``data``; None if it ends with an error, and another replica may continue the stream.
 
-        Without what was passed to the client already, which is all before the error.
+        All before the error has then been passed.
         """
         at = error_at(data)
         if at < 0:
             return data
         if at:
-            kept.add(data[:at])
+            if not self._relay.is_spliced:
+                kept.add(data[:at])
             self._relay.sink()(data[:at], 0)
-        return None if self._continue("aborted") else data[at:]
+        kept.error = data[at:]
+        is_continued = self._continue("aborted", failure_error(self._record.replica, Failure.RESET))
+        if is_continued:
+            self._record_stream_error(kept.error)
+            self._release_replica()
+        return None if is_continued else data[at:]
 
-    def _continue(self, cause: str) -> bool:
-        """Let another replica generate the rest of the stream; False if it cannot be the rest of the same text."""
+    def _record_stream_error(self, data: bytes) -> None:
+        """Count an error in a stream against the replica; an engine that aborts is stopping."""
+        if b'"error"' in data:
+            self._services.balancer.record_failure(self._record.replica, "error in a stream", was_probe=self._is_probe)
+
+    def _continue(self, cause: str, error: RejectedRequestError) -> bool:
+        """Let another replica generate the rest of the stream; False if it cannot be the rest of the same text.
+
+        ``error``: for the client, if that turns out later.
+        """
         kept = self._kept
         if kept is None:
             return False
         try:
-            sent = kept.read(is_inside_event=self._relay.is_inside_event)
-            decision = None if sent.is_finished else self._retries().on_stream_failed(cause)
+            kept.check(is_inside_event=self._relay.is_inside_event)
         except NotContinuableError as obstacle:
             self._services.metrics.count_stream_failure(self._record, str(obstacle))
-            self._stop_keeping()
             return False
-        self._services.metrics.count_stream_failure(self._record, "continued")
+        self._enter(PLACING)
+        self._enter(COUNTING)
+        self._failure = error
+        kept.at_turn(partial(self.on_turn, kept, cause))
+        return True
+
+    @log_exceptions
+    def on_turn(self, kept: KeptStream, cause: str) -> None:
+        """Called when the stream may be read, whose replica has failed."""
+        if self.is_over:
+            return
+        self._release_replica()
+        try:
+            sent = kept.read()
+            decision = None if sent.is_finished else self._retries().on_stream_failed(cause)
+        except NotContinuableError as obstacle:
+            self._end_broken(kept, str(obstacle))
+            return
+        if decision is None:
+            self._count_continued()
+            self._relay.end_finished(is_done=sent.is_done)
+            self._complete()
+        else:
+            self._count_tokens(kept, sent, decision, cause)
+
+    def _continue_stalled(self, kept: KeptStream) -> None:
+        """As ``_continue``, but the stream goes on waiting at its replica if it cannot be continued now."""
+        try:
+            kept.check(is_inside_event=self._relay.is_inside_event)
+            sent = kept.read()
+            if sent.is_finished:
+                return
+            decision = self._retries().on_stream_failed("stalled")
+        except NotContinuableError:
+            return
+        self._failure = failure_error(self._record.replica, Failure.TIMEOUT)
+        self._release_replica()
+        self._enter(PLACING)
+        self._enter(COUNTING)
+        self._count_tokens(kept, sent, decision, "stalled")
+
+    def _count_tokens(self, kept: KeptStream, sent: SentText, decision: Decision, cause: str) -> None:
         if self._trace is not None:
             self._trace.end_attempt(cause)
         if self._lookup is not None:
             self._lookup.stop_recording()
-        if decision is None:
-            self._relay.end_finished()
-            self._complete()
-            return True
-        self._release_replica()
-        self._enter(PLACING)
-        self._enter(COUNTING)
         address = self._configuration.connection_pools[decision.target.replica.name].address
-        kept.count(address, sent, partial(self.on_counted, kept, sent, decision))
-        return True
+        kept.count(address, sent, partial(self.on_counted, kept, sent))
 
     @log_exceptions
-    def on_counted(self, kept: KeptStream, sent: SentText, decision: Decision, tokens: int) -> None:
-        """Called when the tokens of the text so far are known: send the request for the rest."""
+    def on_counted(self, kept: KeptStream, sent: SentText, tokens: int) -> None:
+        """Called when the tokens of the text so far are known: send the request for the rest by the current loads."""
         if self.is_over:
             return
-        self._enter(PLACING)
-        self._record.continued_after += ((self._record.replica, tokens),)
+        replica = self._record.replica
+        try:
+            body = kept.rest(sent, tokens)
+            decision = self._retries().decide()
+        except NotContinuableError as obstacle:
+            self._end_broken(kept, str(obstacle))
+            return
+        except NoReplicaError:
+            self._end_broken(kept, "no_replica")
+            return
         self._relay.splice(Splice(kept, sent, tokens))
-        body = kept.rest(sent, tokens)
         if body is None:
+            self._count_continued()
             self._relay.finish(finish_event(sent, is_chat=kept.is_chat) + DONE_EVENT)
             self._complete()
             return
-        self._request.body, self._request.layout, self._request.omits_usage = body, None, False
-        if self._configuration.placement.is_eligible(decision, self._services.health):
-            self._dispatch(decision)
-        else:
-            self._place()
+        self._failed_after = (replica, tokens)
+        self._request.body, self._request.layout = body, None
+        self._enter(PLACING)
+        self._dispatch(decision)
 
     def _resume_response(self, head: ResponseHead, data: bytes, *, last: bool) -> None:
         """Relay the rest of the stream."""
+        record = self._record
         if head.status != OK or not head.is_stream or is_encoded(head):
-            self._reject(RejectedRequestError(502, f"replica {self._record.replica!r} cannot continue the response"))
+            self._services.metrics.count_stream_failure(record, "rejected")
+            self._reject(RejectedRequestError(502, f"replica {record.replica!r} cannot continue the response"))
             return
         self._enter(STREAMING)
+        self._count_continued()
+        record.continued_after += (self._failed_after,)
+        if self._is_probe:
+            self._has_probe_result = self._services.breakers.record_first_byte(ReplicaId(record.replica))
         self._request.body = b""
-        self._retry_state = self._prelude = self._prefill = None
+        self._prelude = self._prefill = None
         if last:
             self._relay.finish(data)
             self._complete()
             return
         self._pass_kept(data, 0)
-        self._pipe()
+        if self._state is STREAMING:
+            self._pipe()
+
+    def _count_continued(self) -> None:
+        self._services.metrics.count_stream_failure(self._record, "continued")
+
+    def _end_broken(self, kept: KeptStream, reason: str) -> None:
+        """End a stream that cannot be continued: with its engine's own error, if it sent one."""
+        error = kept.error
+        self._services.metrics.count_stream_failure(self._record, reason)
+        self._finish(REPLICA_ERROR)
+        if error:
+            self._relay.finish(error)
+            self._client.on_exchange_ended(keep_alive=self._relay.keep_alive)
+        else:
+            self._relay.abort(self._failure, self._request.head.path)
 
     def _stop_keeping(self) -> None:
         if self._kept is not None:
@@ -714,9 +793,19 @@ class Exchange(UpstreamCall):
         endpoint, pools = request.head.endpoint, self._configuration.continued_pools
         if endpoint is None or not (endpoint.may_continue and relay.may_continue and self._record.pool in pools):
             return False
-        budget, wants_usage = self._services.stream_budget, not request.omits_usage
-        self._kept = KeptStream(budget, request.body, is_chat=endpoint is CHAT, wants_usage=wants_usage)
-        self._kept.add(data)
+        if self._decision.route.prefill is not None:
+            return False  # the request may have been changed for the transfer
+        kept = KeptStream(
+            self._services.stream_budget,
+            request.body,
+            is_chat=endpoint is CHAT,
+            wants_usage=not request.omits_usage,
+            prompt_bytes=len(self._placement_request.prompt.data),
+        )
+        kept.add(data)
+        if kept.is_lost:
+            return False
+        self._kept = kept
         return True
 
     def _record_for_cache(self, lookup: CacheLookup, head: ResponseHead, data: bytes) -> None:
@@ -743,10 +832,15 @@ class Exchange(UpstreamCall):
                 return
             if rest is not body:
                 data, start, body = rest, 0, rest
-            kept.add(body)
+            if not self._relay.is_spliced:  # else the splice keeps what it passes
+                kept.add(body)
         if self._lookup is not None:
             self._lookup.record(body)
         self._relay.sink()(data, start)
+        if self._relay.is_stopped and kept is not None and not kept.wants_usage:
+            self.abort_upstream()
+            self._relay.end_finished()
+            self._complete()
 
     @log_exceptions
     def _relay_and_record(self, data: bytes, start: int) -> None:
@@ -778,7 +872,8 @@ class Exchange(UpstreamCall):
         keep_alive = self._request.head.keep_alive and not self._services.is_draining and not rejection.must_close
         outcome = REPLICA_ERROR if self._is_placed else Outcome.ROUTER_ERROR
         if self._is_placed:
-            self._record.status = rejection.status
+            if not self._has_begun:
+                self._record.status = rejection.status
         elif self._request.grant is not None:
             self._request.grant.give_back(rejection)
         if self._trace is not None:

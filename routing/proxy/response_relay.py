@@ -230,10 +230,20 @@ class ResponseRelay:
         """The rest comes from another replica: ``splice`` rewrites its events."""
         self._splice = splice
 
-    def end_finished(self) -> None:
-        """End a stream of which only the last event is missing, after the events that are held back."""
+    @property
+    def is_spliced(self) -> bool:
+        """Whether what comes now is the rest from another replica."""
+        return self._splice is not None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the text ended at a stop string that its engine does not see."""
+        return self._splice is not None and self._splice.is_stopped
+
+    def end_finished(self, *, is_done: bool = False) -> None:
+        """End a stream whose text is complete, after the events that are held back. ``is_done``: [DONE] was sent."""
         held = b"" if self._filter is None or self._splice is not None else complete_events(self._filter.flush())
-        self._client.write(self._frame(held + DONE_EVENT, True))
+        self._client.write(self._frame(held + (b"" if is_done else DONE_EVENT), True))
 
     def usage(self) -> Usage | None:
         """The token usage that the complete response reports; None for an error or if it is not reported."""
@@ -323,13 +333,7 @@ def record_completion(
     if grant is not None:
         grant.charge_usage(record.prompt_tokens_estimate, usage)
     if record.status is not None and record.status < 400:
-        generated = None if usage is None else generated_tokens(usage)
-        if record.prefill is not None and record.prefill.is_used:
-            # Transferred tokens are not cached ones: those were found, or not, by the replica that prefilled.
-            record.cached_tokens = record.prefill.cached_tokens
-            ticket.record_prefilled_response(record.prompt_tokens, generated)
-        else:
-            ticket.record_response(record.prefill_s, record.prompt_tokens, record.cached_tokens, generated)
+        _learn(record, ticket, None if usage is None else generated_tokens(usage))
     if services.breakers.not_closed or outcome is REPLICA_ERROR:
         if record.status is None or record.status >= TOO_MANY:
             pass  # the failure was recorded when the error response was classified
@@ -337,6 +341,17 @@ def record_completion(
             services.balancer.record_failure(record.replica, "error in a response with status 200", was_probe=was_probe)
         else:
             services.breakers.record_success(ReplicaId(record.replica), was_probe=was_probe)
+
+
+def _learn(record: Record, ticket: Ticket, generated: int | None) -> None:
+    if record.prefill is not None and record.prefill.is_used:
+        # Transferred tokens are not cached ones: those were found, or not, by the replica that prefilled.
+        record.cached_tokens = record.prefill.cached_tokens
+        ticket.record_prefilled_response(record.prompt_tokens, generated)
+    elif record.continued_after:
+        ticket.record_response()  # nothing is learnt: the prompt included the text so far
+    else:
+        ticket.record_response(record.prefill_s, record.prompt_tokens, record.cached_tokens, generated)
 
 
 def end_request(services: Services) -> None:

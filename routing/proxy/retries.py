@@ -146,7 +146,7 @@ class RetryState:
         if not services.retry_budget.spend():
             raise NotContinuableError("retry_budget")
         try:
-            return self._decide()
+            return self.decide()
         except NoReplicaError:
             services.retry_budget.give_back()
             raise NotContinuableError("no_replica") from None
@@ -174,7 +174,7 @@ class RetryState:
         if not services.retry_budget.spend():  # before a decision, which costs more
             return None
         try:
-            decision = self._decide()
+            decision = self.decide()
         except NoReplicaError:
             services.retry_budget.give_back()
             return None
@@ -182,7 +182,7 @@ class RetryState:
         self.body = b""
         return decision
 
-    def _decide(self) -> Decision:
+    def decide(self) -> Decision:
         """A replica that has not failed, or one whose warm-up ends early for it; NoReplicaError."""
         decide, health = self._configuration.placement.decide, self._services.health
         try:

@@ -18,8 +18,10 @@ from msgspec.structs import replace
 from routing.health.circuit_breaker import Cause
 from routing.proxy.continuation import (
     DONE_EVENT,
+    MAX_HELD_BYTES,
     MAX_STREAM_BYTES,
     RESERVED_BYTES,
+    TURN_S,
     KeptStream,
     NotContinuableError,
     Splice,
@@ -206,21 +208,27 @@ def test_no_character_is_lost_or_doubled_at_the_seam(data: st.DataObject, is_cha
     pieces = cut_up(text, lambda: data.draw(sizes))
     cut = data.draw(st.integers(0, len(pieces)))
     kept = kept_stream({}, events_of(pieces[:cut] or [""], is_chat=is_chat), is_chat=is_chat)
-    sent = kept.read(is_inside_event=False)
+    sent = kept.read()
     assert sent.text == "".join(pieces[:cut])
 
-    rest = text[len(kept.context(sent)) :]  # what an engine generates after that text
-    further = cut_up(rest, lambda: data.draw(sizes)) or [""]
-    splice = Splice(kept, sent, tokens=cut)
-    events = events_of(further, is_chat=is_chat, head={**HEAD, "id": "chatcmpl-2", "created": 2}, reason="stop")
-    passed = b"".join(map(splice.feed, cut_up(events + DONE_EVENT, lambda: data.draw(st.integers(1, 99)))))
-
-    seen = Stream.of(passed + splice.flush())
-    assert sent.text + seen.text == text
-    assert seen.finish_reasons == ["stop"]
-    assert seen.is_done
-    assert {chunk["id"] for chunk in seen.chunks} == {"chatcmpl-1"}
-    assert not any("role" in choice.get("delta", {}) for choice in seen.choices)
+    seen, reads = sent, []
+    for number in (2, 3):  # the second replica fails too, within an event, and the third ends the text
+        rest = text[len(kept.context(seen)) :]  # what an engine generates after that text
+        further = cut_up(rest, lambda: data.draw(sizes)) or [""]
+        splice = Splice(kept, seen, tokens=cut)
+        head = {**HEAD, "id": f"chatcmpl-{number}", "created": number}
+        events = events_of(further, is_chat=is_chat, head=head, reason="stop") + DONE_EVENT
+        kept.settle()
+        if number == 2:
+            events = events[: data.draw(st.integers(0, events.index(b'"stop"')))]
+        reads += map(splice.feed, cut_up(events, lambda: data.draw(st.integers(1, 99))))
+        seen = kept.read()
+    shown = Stream.of(b"".join(reads))
+    assert sent.text + shown.text == seen.text == text
+    assert shown.finish_reasons == ["stop"]
+    assert shown.is_done
+    assert {chunk["id"] for chunk in shown.chunks} == {"chatcmpl-1"}
+    assert not any("role" in choice.get("delta", {}) for choice in shown.choices)
 
 
 @pytest.mark.parametrize(
@@ -230,11 +238,12 @@ def test_no_character_is_lost_or_doubled_at_the_seam(data: st.DataObject, is_cha
         ("one E", ["N", "D two"], "N"),
         ("one EN", ["E", "ND two"], "END two"),  # the second engine looks for those in its own text
         ("one", [" two"], " two"),
+        ("END one", [" two"], " two"),  # not at the seam
     ],
 )
 def test_a_stop_string_across_the_seam_ends_the_text(sent_text: str, rest: list[str], shown: str) -> None:
     kept = kept_stream({"stop": ["END", "unused"]}, events_of([sent_text], is_chat=True))
-    splice = Splice(kept, kept.read(is_inside_event=False), tokens=2)
+    splice = Splice(kept, kept.read(), tokens=2)
     seen = Stream.of(splice.feed(events_of(rest, is_chat=True, reason="length") + DONE_EVENT))
     assert seen.text == shown
     assert seen.finish_reasons == (["length"] if shown in {"END two", " two"} else ["stop"])
@@ -244,14 +253,14 @@ def test_a_stop_string_across_the_seam_ends_the_text(sent_text: str, rest: list[
 def test_limits_of_the_rest_are_what_is_left() -> None:
     body = {"max_tokens": 10, "min_tokens": 3, "max_completion_tokens": 9}
     kept = kept_stream(body, events_of(["Hello", " "], is_chat=True))
-    sent = kept.read(is_inside_event=False)
+    sent = kept.read()
     rest = json.loads(kept.rest(sent, tokens=2) or b"")
     assert [rest[name] for name in body] == [8, 1, 7]
     assert rest["messages"][-1] == {"role": "assistant", "content": "Hello"}  # templates may strip the space
     assert (rest["continue_final_message"], rest["add_generation_prompt"]) == (True, False)
     assert kept.rest(sent, tokens=9) is None  # nothing is left
     kept = kept_stream({}, events_of(["Hello", " "], is_chat=False), is_chat=False)
-    rest = json.loads(kept.rest(kept.read(is_inside_event=False), tokens=2) or b"")
+    rest = json.loads(kept.rest(kept.read(), tokens=2) or b"")
     assert (rest["prompt"], rest["max_tokens"]) == (PROMPT["prompt"] + "Hello ", 14)  # 16 is the default of completions
 
 
@@ -270,11 +279,14 @@ def test_limits_of_the_rest_are_what_is_left() -> None:
         ({"stream_options": {"continuous_usage_stats": True}}, "parameters"),
         ({"continue_final_message": True}, "parameters"),
         ({"messages": "text"}, "prompt"),
+        ({"regex": "a"}, "structured_output"),
+        ({"include_reasoning": False}, "reasoning"),
+        ({"extra": [[]] * 60_000}, "too_long"),
     ],
 )
 def test_a_request_whose_rest_would_be_another_is_not_continued(body: dict[str, Any], reason: str) -> None:
     with pytest.raises(NotContinuableError, match=f"^{reason}$"):
-        kept_stream(body, events_of(["Hello"], is_chat=True)).read(is_inside_event=False)
+        kept_stream(body, events_of(["Hello"], is_chat=True)).read()
 
 
 @pytest.mark.parametrize(
@@ -283,18 +295,38 @@ def test_a_request_whose_rest_would_be_another_is_not_continued(body: dict[str, 
         ({"delta": {"tool_calls": [{"index": 0}]}}, "tools"),
         ({"delta": {"reasoning": "Hm"}}, "reasoning"),
         ({"delta": {"content": "a"}, "logprobs": {"content": []}}, "logprobs"),
+        ({"delta": {"content": "<think>"}}, "reasoning"),
         ({"text": "a"}, "response"),
     ],
 )
 def test_a_response_whose_rest_would_be_another_is_not_continued(choice: dict[str, Any], reason: str) -> None:
     event = b"data: %b\n\n" % json.dumps({**HEAD, "choices": [{"index": 0, **choice}]}).encode()
     with pytest.raises(NotContinuableError, match=f"^{reason}$"):
-        kept_stream({}, event).read(is_inside_event=False)
+        kept_stream({}, event).read()
+
+
+def test_a_stream_whose_client_has_an_error_is_not_continued() -> None:
+    with pytest.raises(NotContinuableError, match="response"):
+        kept_stream({}, events_of(["Hello"], is_chat=True) + b'data: {"error":{"message":"gone"}}\n\n').read()
+
+
+def test_an_endless_event_of_the_rest_is_refused() -> None:
+    kept = kept_stream({}, events_of(["Hello"], is_chat=True))
+    splice = Splice(kept, kept.read(), tokens=1)
+    splice.feed(b"x" * MAX_HELD_BYTES)
+    with pytest.raises(ValueError, match="bytes"):
+        splice.feed(b"x")
+
+
+def test_streams_of_a_dead_replica_are_read_one_by_one() -> None:
+    budget = StreamBudget()
+    assert [round(budget.turn_in_s(5.0), 3) for _ in range(3)] == [0.0, TURN_S, 2 * TURN_S]
+    assert budget.turn_in_s(9.0) == 0.0
 
 
 def test_a_seed_is_no_obstacle_where_nothing_is_drawn() -> None:
     kept = kept_stream({"seed": 1, "temperature": 0, "n": 1, "tools": []}, events_of(["Hello"], is_chat=True))
-    assert kept.read(is_inside_event=False).text == "Hello"
+    assert kept.read().text == "Hello"
 
 
 def test_kept_streams_are_bounded_one_by_one_and_together() -> None:
@@ -304,7 +336,7 @@ def test_kept_streams_are_bounded_one_by_one_and_together() -> None:
     streams[0].add(event)
     assert budget.used_bytes == 3 * RESERVED_BYTES
     with pytest.raises(NotContinuableError, match="memory"):
-        streams[3].read(is_inside_event=False)
+        streams[3].read()
     for kept in streams:
         kept.close()
     assert budget.used_bytes == 0
@@ -312,7 +344,7 @@ def test_kept_streams_are_bounded_one_by_one_and_together() -> None:
     for _ in range(MAX_STREAM_BYTES // 64 + 1):
         long.add(b"")
     with pytest.raises(NotContinuableError, match="too_long"):
-        long.read(is_inside_event=False)
+        long.read()
 
 
 # --- engines that hang, reject, and requests that end ---
