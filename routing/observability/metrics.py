@@ -317,9 +317,9 @@ class Metrics:
         key = (record.pool, record.replica, cause)
         self._retries[key] = self._retries.get(key, 0) + 1
 
-    def count_stream_failure(self, record: Record, result: str) -> None:
-        """Count a stream whose replica failed: ``continued``, or why it was not."""
-        key = (record.pool, record.replica, result)
+    def count_stream_failure(self, pool: str, replica: str, result: str) -> None:
+        """Count a stream whose ``replica`` failed: ``continued``, or why it was not."""
+        key = (pool, replica, result)
         self._stream_failures[key] = self._stream_failures.get(key, 0) + 1
 
     def count_prefill(self, pool: str, replica: str, outcome: str, cause: str) -> None:

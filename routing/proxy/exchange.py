@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 
 POST: Final = b"POST"
 CHAT: Final = DataPath.CHAT_COMPLETIONS.endpoint
+CONTINUED: Final = "continued"  # a result of ``stream_failures_total``
 OK: Final = HTTPStatus.OK.value
 SERVER_ERROR: Final = HTTPStatus.INTERNAL_SERVER_ERROR.value
 INVALID_STATUSES: Final = frozenset({400, 422})  # of engines that do not know a member of the request
@@ -475,6 +476,8 @@ class Exchange(UpstreamCall):
         if self._state is STREAMING:
             self._services.stall_detector.record_failed_response(replica, failure, was_probe=self._is_probe)
             error = failure_error(replica, failure)
+            if self._kept is not None:
+                self._kept.error = b""  # of an earlier replica
             if not self._continue(failure, error):
                 self._finish(REPLICA_ERROR)
                 self._relay.abort(error, self._request.head.path)
@@ -617,7 +620,7 @@ class Exchange(UpstreamCall):
         try:
             kept.check(is_inside_event=self._relay.is_inside_event)
         except NotContinuableError as obstacle:
-            self._services.metrics.count_stream_failure(self._record, str(obstacle))
+            self._count_failure(self._record.replica, str(obstacle))
             return False
         self._enter(PLACING)
         self._enter(COUNTING)
@@ -638,7 +641,7 @@ class Exchange(UpstreamCall):
             self._end_broken(kept, str(obstacle))
             return
         if decision is None:
-            self._count_continued()
+            self._count_failure(self._record.replica, CONTINUED)
             self._relay.end_finished(is_done=sent.is_done)
             self._complete()
         else:
@@ -685,7 +688,7 @@ class Exchange(UpstreamCall):
             return
         self._relay.splice(Splice(kept, sent, tokens))
         if body is None:
-            self._count_continued()
+            self._count_failure(replica, CONTINUED)
             self._relay.finish(finish_event(sent, is_chat=kept.is_chat) + DONE_EVENT)
             self._complete()
             return
@@ -698,11 +701,11 @@ class Exchange(UpstreamCall):
         """Relay the rest of the stream."""
         record = self._record
         if head.status != OK or not head.is_stream or is_encoded(head):
-            self._services.metrics.count_stream_failure(record, "rejected")
+            self._count_failure(self._failed_after[0], "rejected")
             self._reject(RejectedRequestError(502, f"replica {record.replica!r} cannot continue the response"))
             return
         self._enter(STREAMING)
-        self._count_continued()
+        self._count_failure(self._failed_after[0], CONTINUED)
         record.continued_after += (self._failed_after,)
         if self._is_probe:
             self._has_probe_result = self._services.breakers.record_first_byte(ReplicaId(record.replica))
@@ -716,13 +719,13 @@ class Exchange(UpstreamCall):
         if self._state is STREAMING:
             self._pipe()
 
-    def _count_continued(self) -> None:
-        self._services.metrics.count_stream_failure(self._record, "continued")
+    def _count_failure(self, replica: str, result: str) -> None:
+        self._services.metrics.count_stream_failure(self._record.pool, replica, result)
 
     def _end_broken(self, kept: KeptStream, reason: str) -> None:
         """End a stream that cannot be continued: with its engine's own error, if it sent one."""
         error = kept.error
-        self._services.metrics.count_stream_failure(self._record, reason)
+        self._count_failure(self._record.replica, reason)
         self._finish(REPLICA_ERROR)
         if error:
             self._relay.finish(error)

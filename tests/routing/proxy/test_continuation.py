@@ -381,10 +381,12 @@ async def test_a_silent_stream_goes_on_elsewhere_and_the_record_says_so(two: lis
         other.script = says(" keeps blocks.")
         seen = await task
         (decision,) = harness.decisions
+        counted = samples((await harness.admin("GET", "/metrics"))[1])["warmpath_router_stream_failures_total"]
         await harness.at_rest()
     assert (seen.text, seen.finish_reasons, seen.errors) == ("The prefix cache keeps blocks.", ["stop"], [])
     (first,) = [replica for replica in two if replica is not other]
     assert decision["continued_after"] == [{"replica": first.name, "tokens": 3}]
+    assert counted == [({"pool": "chat", "replica": first.name, "result": "continued"}, 1.0)]
     assert decision["replica"] == other.name
     rest = json.loads(other.calls[-1].body)
     assert (rest["max_tokens"], rest["messages"][-1]["content"]) == (47, "The prefix cache")
