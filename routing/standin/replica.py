@@ -191,10 +191,10 @@ class Generation:
 
     def _choice(self, prompt: bytes, variant: int, siblings: Siblings) -> Choice:
         config = self._runtime.engine.config
-        begun = self._words.beginning(prompt)
-        tokens, reason = self.request.output_length(prompt, variant, config.max_model_len, begun)
-        origin = prompt[: len(prompt) - begun * TOKEN_BYTES]
-        pieces = self._words.tokens(origin, begun + tokens, variant)[begun:]
+        generated = self._words.generated_at_end(prompt)
+        tokens, reason = self.request.output_length(prompt, variant, config.max_model_len, generated)
+        origin = prompt[: len(prompt) - generated * TOKEN_BYTES]
+        pieces = self._words.tokens(origin, generated + tokens, variant)[generated:]
         generated = "".join(pieces).encode()
         stop = None
         if self.request.stops:

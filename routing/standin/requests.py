@@ -112,7 +112,7 @@ class PseudoWords:
         self._text = "".join(rng.choices(words, k=self.COUNT))
         self._words = frozenset(word.encode() for word in words)
 
-    def beginning(self, prompt: bytes) -> int:
+    def generated_at_end(self, prompt: bytes) -> int:
         """How many tokens at the end of a prompt are those with which the model begins its output for the rest of it.
 
         So a prompt with an output so far is continued as if nothing had happened.
@@ -162,17 +162,17 @@ class GenerationRequest:
     transfer: dict[str, Any] = field(default_factory=dict)  # ``kv_transfer_params``
     external_tokens: int = 0  # of the prompt, fetched from another replica
 
-    def output_length(self, prompt: bytes, variant: int, max_model_len: int, begun: int = 0) -> tuple[int, str]:
+    def output_length(self, prompt: bytes, variant: int, max_model_len: int, generated: int = 0) -> tuple[int, str]:
         """Tokens of the output, and its finish reason. The model ends a text by itself after 256 to 767 tokens.
 
-        ``begun``: tokens at the end of the prompt that belong to this text.
+        ``generated``: tokens at the end of the prompt that belong to this text.
         """
         limit = max_model_len - count_tokens(prompt)
         if self.max_tokens is not None:
             limit = min(limit, self.max_tokens)
-        origin = prompt[: len(prompt) - begun * TOKEN_BYTES]
+        origin = prompt[: len(prompt) - generated * TOKEN_BYTES]
         natural = 256 + xxh3_64_intdigest(origin, variant ^ 0x5EED) % 512 if self.call is None else call_tokens(prompt)
-        natural = max(self.min_tokens, natural - begun)
+        natural = max(self.min_tokens, natural - generated)
         return (natural, "stop") if natural <= limit and not self.ignore_eos else (limit, "length")
 
 
