@@ -191,10 +191,10 @@ class Generation:
 
     def _choice(self, prompt: bytes, variant: int, siblings: Siblings) -> Choice:
         config = self._runtime.engine.config
-        generated = self._words.generated_at_end(prompt)
-        tokens, reason = self.request.output_length(prompt, variant, config.max_model_len, generated)
-        origin = prompt[: len(prompt) - generated * TOKEN_BYTES]
-        pieces = self._words.tokens(origin, generated + tokens, variant)[generated:]
+        earlier_tokens = self._words.generated_at_end(prompt)
+        tokens, reason = self.request.output_length(prompt, variant, config.max_model_len, earlier_tokens)
+        origin = prompt[: len(prompt) - earlier_tokens * TOKEN_BYTES]
+        pieces = self._words.tokens(origin, earlier_tokens + tokens, variant)[earlier_tokens:]
         generated = "".join(pieces).encode()
         stop = None
         if self.request.stops:
