@@ -14,6 +14,8 @@ from telemetry.models import Topic
 HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?\Z|\[[0-9A-Fa-f:.]+\]\Z|[0-9A-Fa-f:.]+\Z")
 ADDRESS = re.compile(r"[^@\s<>,;\"\\]{1,64}@[A-Za-z0-9.-]{1,253}\Z")
 MAX_ADDRESSES = 50
+MIN_TOKEN = 12  # characters of a part of a URL or a header that is removed from logs
+_SEPARATORS = re.compile(r"[\s/?&=:%]+")
 Config = Mapping[str, Any]
 
 
@@ -39,6 +41,7 @@ class Field:
     default: Any = None
     make: Callable[[], Any] | None = None  # generates a missing value
     choices: tuple[tuple[str, str], ...] = ()
+    rows: int = 1  # of its input on pages; with several, the value may have several lines
 
     def complete(self, value: Any) -> Any:
         """The value to store, None for none. ConfigError."""
@@ -187,6 +190,7 @@ class ChannelKind:
     check: Callable[[Config], None] = field(default=lambda _: None)  # of fields in combination; ConfigError
     # Sends firing alerts again, to receivers that forget alerts which are not repeated. None: not needed
     resend: Callable[[Config, Sequence[Mapping[str, Any]], datetime], None] | None = None
+    preview: Callable[[Config], str] | None = None  # what a config sends for an example; ConfigError
 
     def complete(self, values: Config) -> dict[str, Any]:
         """A complete config of some values; ConfigError."""
@@ -205,10 +209,12 @@ class ChannelKind:
         return {"target": self.target(config), **shown, "secrets": hidden}
 
     def secrets(self, config: Config) -> list[str]:
-        """Texts to remove from logs, the longest first; of a URL also the part after its host."""
+        """Texts to remove from logs, the longest first: also the path of a URL, and tokens in a URL or a header."""
         secrets = [str(config[field.name]) for field in self.fields if field.secret and field.name in config]
-        paths = [path for url in secrets if "://" in url and len(path := url[len(origin(url)) :]) > 1]
-        return sorted(secrets + paths, key=len, reverse=True)
+        values = [text[len(origin(text)) :] if text.startswith(("http://", "https://")) else text for text in secrets]
+        tokens = [part for value in values for part in _SEPARATORS.split(value) if len(part) >= MIN_TOKEN]
+        paths = [value for value in values if len(value) > 1]
+        return sorted({*secrets, *paths, *tokens}, key=len, reverse=True)
 
 
 def origin(url: str) -> str:

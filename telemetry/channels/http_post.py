@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from types import MappingProxyType
@@ -32,19 +32,31 @@ def open_client() -> httpx.Client:
 
 
 def post(
-    http: httpx.Client, url: str, body: bytes, *, now: datetime, headers: Mapping[str, str] = MappingProxyType({})
+    http: httpx.Client,
+    url: str,
+    body: bytes,
+    *,
+    now: datetime,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    method: str = "POST",
+    fault: Callable[[str], str] = lambda _: "",
 ) -> Receipt:
-    """POST once; DeliveryError, retryable for timeouts, 408, 425, 429 and 5xx. It never names the URL."""
+    """Send once; DeliveryError, retryable for timeouts, 408, 425, 429 and 5xx. It never names the URL.
+
+    ``fault`` says why the text of a response with status 2xx is a failure, which is retryable; "" if it is none.
+    """
     headers = {"content-type": "application/json", **headers}
     try:
         response = fetch(
-            http, "POST", url, deadline_s=DEADLINE_S, max_bytes=MAX_RESPONSE_BYTES, content=body, headers=headers
+            http, method, url, deadline_s=DEADLINE_S, max_bytes=MAX_RESPONSE_BYTES, content=body, headers=headers
         )
     except httpx.HTTPError as error:
         raise _connection_error(error) from None  # its text may name the URL
     text = beginning(response.body)
     if not 200 <= response.status < 300:
         raise _status_error(response.status, text, response.headers.get("retry-after"), now)
+    if reason := fault(response.body.decode("utf-8", "replace")):
+        raise DeliveryError(reason, retryable=True, status=response.status, response=text)
     return Receipt(response.status, text)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from telemetry.channels.base import Message
 from telemetry.metrics.rates import NEARLY_ALL
 
 MAX_VALUE = 500  # characters
 MAX_CAUSES = 3
+ZERO_WIDTH = "\u200b"
 _STATES = {"firing": "FIRING", "repeated": "STILL FIRING", "acknowledged": "ACKNOWLEDGED", "resolved": "RESOLVED"}
 _LINKS = (
     ("alert", "Open alert"),
@@ -20,6 +23,48 @@ _LINKS = (
     ("silence", "Silence"),
     ("pool", "Open pool"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a message in a chat: a value, often with a label, sometimes with the page it leads to."""
+
+    label: str
+    value: str
+    url: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.label}: {self.value}" if self.label else self.value
+
+
+def message_lines(message: Message, site: str) -> list[Line]:
+    """What a message shows below its title: the facts of one alert; each of several with its most likely cause."""
+    if len(message.alerts) < 2:
+        data = message.alerts[0] if message.alerts else message.data
+        return [Line(label, value) for label, value in lines(data)]
+    shown = []
+    for alert in message.alerts:
+        address = next((address for _, address in links(alert, site)), "")
+        shown.append(Line("", one_line(alert.get("summary")), address))
+        if causes := alert.get("causes"):
+            shown.append(Line("Cause", one_line(cause_line(causes[0]))))
+    return shown
+
+
+def fitting(shown: Sequence[Line], compose: Callable[[Sequence[Line]], bytes], fits: Callable[[bytes], bool]) -> bytes:
+    """What ``compose`` makes of as many lines as fit; a last line says how many were left out."""
+    for count in range(len(shown), 0, -1):
+        omitted = len(shown) - count
+        note = [Line("", f"{omitted} more lines were left out.")] if omitted else []
+        if fits(composed := compose([*shown[:count], *note])):
+            return composed
+    return compose(())
+
+
+def inert(text: str) -> str:
+    """A text in which chats recognize no mention and no URL, because a zero-width character is in each."""
+    return text.replace("@", f"@{ZERO_WIDTH}").replace("://", f":{ZERO_WIDTH}//")
 
 
 def title(data: Mapping[str, Any]) -> str:

@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from django.conf import settings
-
-from controlplane.services.checks import origin_of
-from telemetry.channels.base import ChannelKind, Config, Field, Message, Receipt, origin, url
-from telemetry.channels.http_post import open_client, post, to_json
-from telemetry.channels.message_text import cause_line, lines, links, one_line, title
+from telemetry.channels.base import Message
+from telemetry.channels.http_post import to_json
+from telemetry.channels.incoming_webhook import incoming_webhook
+from telemetry.channels.message_text import ZERO_WIDTH, cause_line, lines, links, one_line, title
 
 MAX_FIELDS = 10  # of one section, in two columns
 SENTENCES = ("Cause",)  # prefixes of labels whose values are sentences, shown in sections of their own
 MAX_HEADER = 150
 MAX_FIELD, MAX_SECTION = 2000, 3000  # characters that Slack accepts
-_ZERO_WIDTH = "\u200b"
-_ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": f"@{_ZERO_WIDTH}"}
+_ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": f"@{ZERO_WIDTH}"}
 Block = dict[str, Any]
 
 
@@ -79,29 +76,13 @@ def _markdown(text: str, limit: int) -> Block:
 
 def _plain(text: str) -> Block:
     text = text if len(text) <= MAX_HEADER else f"{text[: MAX_HEADER - 1]}…"
-    return {"type": "plain_text", "text": text.replace("@", f"@{_ZERO_WIDTH}")[:MAX_HEADER], "emoji": False}
+    return {"type": "plain_text", "text": text.replace("@", f"@{ZERO_WIDTH}")[:MAX_HEADER], "emoji": False}
 
 
-def _send(config: Config, message: Message) -> Receipt:
-    with open_client() as http:
-        return post(http, config["url"], to_json(blocks_of(message, settings.PUBLIC_URL)), now=message.at)
-
-
-SLACK = ChannelKind(
+SLACK = incoming_webhook(
     "slack",
     "Slack",
     "Posts to an incoming webhook of Slack, Mattermost or another chat that accepts Slack's JSON.",
-    (
-        Field(
-            "url",
-            "Incoming webhook URL",
-            "From the chat, such as https://hooks.slack.com/services/...",
-            url,
-            required=True,
-            secret=True,
-        ),
-    ),
-    _send,
-    lambda config: f"{origin(config['url'])}/...",
-    lambda config: origin_of(config["url"]),
+    "From the chat, such as https://hooks.slack.com/services/...",
+    lambda message, site: to_json(blocks_of(message, site)),
 )

@@ -41,6 +41,7 @@ ANYWHERE = (
     "/channels/new/",
     "/channels/new/?kind=email",
     "/channels/new/?kind=alertmanager",
+    "/channels/new/?kind=template",
     "/channels/heartbeat/",
     "/deliveries/",
     "/deliveries/?state=failed",

@@ -17,6 +17,7 @@ class Received:
     path: str
     headers: dict[str, str]
     body: bytes
+    method: str = "POST"
 
     @property
     def id(self) -> str:
@@ -43,11 +44,13 @@ class Handler(FakeHandler):
     def do_POST(self):  # noqa: N802 - http.server's name
         body = self.rfile.read(int(self.headers["content-length"]))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        reply = self.server.record(Received(self.path, headers, body))
+        reply = self.server.record(Received(self.path, headers, body, self.command))
         if reply.hang:
             self.hang()
         else:
             self.respond(reply.status, reply.body, **reply.headers)
+
+    do_PUT = do_POST  # noqa: N815 - http.server's name
 
 
 class FakeWebhookReceiver(FakeServer):

@@ -45,6 +45,7 @@ from telemetry.web.forms import ChannelForm, HeartbeatForm
 CHANNELS = "telemetry:channels"
 MAX_NEWEST = 20  # deliveries on the pages of channels
 PAGE = 50
+PREVIEW = "preview"  # the button that shows what the entered settings send, and saves nothing
 FILTERS = ("channel", "state", "kind", "alert")
 UNREADABLE = "its settings cannot be decrypted with this server's keys: remove it and add it again"
 
@@ -83,7 +84,7 @@ def channel_new(request: HttpRequest) -> HttpResponse:
     if kind is None:
         return render(request, "telemetry/channel_kinds.html", {"kinds": KINDS.values()})
     form = ChannelForm(kind, request.POST or None)
-    if form.is_valid():
+    if form.is_valid() and PREVIEW not in request.POST:
         with form.service_errors():
             name, matchers = form.cleaned_data["name"], form.cleaned_data["matchers"]
             channel = create_channel(
@@ -96,9 +97,10 @@ def channel_new(request: HttpRequest) -> HttpResponse:
             )
             secret = None if form.config().get("secret") else reveal_secret(channel)
             test = test_send(channel) if "test" in request.POST else None
-            context = {"channel": channel, "secret": secret, "test": test, "result": "was added"}
-            return render(request, "telemetry/channel_made.html", context)
-    return render(request, "telemetry/channel.html", {"form": form, "kind": kind}, status=422 if form.errors else 200)
+            made = {"channel": channel, "secret": secret, "test": test, "result": "was added"}
+            return render(request, "telemetry/channel_made.html", made)
+    context = {"form": form, "kind": kind, "preview": form.preview()}
+    return render(request, "telemetry/channel.html", context, status=422 if form.errors else 200)
 
 
 @sensitive_post_parameters()
@@ -115,7 +117,7 @@ def channel_edit(request: HttpRequest, channel_id: int) -> HttpResponse:
         return redirect(CHANNELS)
     initial = {"name": channel.name, "matchers": "\n".join(channel.matchers)} | dict.fromkeys(channel.topics, True)
     form = ChannelForm(kind, request.POST or None, stored=stored, initial=initial).editing(channel)
-    if form.is_valid():
+    if form.is_valid() and PREVIEW not in request.POST:
         selected = request.POST.getlist("remove")
         removed = {field.name: None for field in form.removable() if field.name in selected}
         with form.service_errors(), form.locked():
@@ -135,6 +137,7 @@ def channel_edit(request: HttpRequest, channel_id: int) -> HttpResponse:
     context = {
         "form": form,
         "kind": kind,
+        "preview": form.preview(),
         "channel": channel,
         "target": stored["target"],
         "newest": list(filter_deliveries(deliveries(), channel=channel.name)[:MAX_NEWEST]),

@@ -16,6 +16,8 @@ def config(kind, host, port):
         "email": {"host": host, "port": port, "security": "none", "sender": "w@x.org", "recipients": "a@x.org"},
         "pagerduty": {"endpoint": url, "routing_key": ROUTING_KEY},
         "slack": {"url": url},
+        "teams": {"url": url},
+        "template": {"url": url},
         "webhook": {"url": url},
     }[kind]
 

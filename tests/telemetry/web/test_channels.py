@@ -102,3 +102,24 @@ def test_a_channel_asks_for_the_weekly_summary(visitor, channel):
     assert "Weekly summary" in visitor.get("/channels/").text
     assert re.search(r'name="weekly_summary"[^>]* checked', visitor.get(f"/channels/{channel.pk}/").text)
     assert "Weekly summary" not in visitor.get("/channels/new/?kind=pagerduty").text
+
+
+def test_a_template_is_previewed_before_it_is_saved(visitor):
+    new = "/channels/new/?kind=template"
+    assert "Hit rate of pool chat is 20.1 %" in visitor.get(new).text
+    given = {"name": "t", "url": "https://example.org/hook", "method": "POST", "content_type": "application/json"}
+    page = visitor.post(new, {**given, "body": '{"at": {{ data.pool | json }}}', "preview": "1"})
+    assert (page.status_code, page.context["preview"]) == (200, '{"at": "chat"}')
+    for button in ("preview", "save"):
+        page = visitor.post(new, {**given, "body": '{\n"at": {{ data.pool }}}', button: "1"})
+        assert page.status_code == 422
+        assert page.context["form"].errors["body"][0].startswith("line 2: expected")
+    assert not Channel.objects.exists()
+
+    visitor.post(new, {**given, "body": "{}", "headers": "X-Key: s3cret"})
+    channel = Channel.objects.get()
+    edit = f"/channels/{channel.pk}/"
+    page = visitor.post(edit, {**given, "url": "", "body": "[{{ state | json }}]", "preview": "1"})
+    assert page.context["preview"] == '["firing"]'
+    assert "s3cret" not in page.text
+    assert open_config(channel)["body"] == "{}"

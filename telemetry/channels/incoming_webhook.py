@@ -1,0 +1,45 @@
+"""Makes the kinds of channels of chats that have an incoming webhook: one secret URL, and a body of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import httpx
+from django.conf import settings
+
+from controlplane.services.checks import origin_of
+from telemetry.channels.base import ChannelKind, Config, Field, Message, Receipt, origin, url
+from telemetry.channels.http_post import open_client, post
+
+
+def incoming_webhook(
+    name: str,
+    label: str,
+    about: str,
+    help_text: str,
+    body_of: Callable[[Message, str], bytes],
+    *,
+    read: Callable[[Any], str] = url,
+    query: Mapping[str, str] = MappingProxyType({}),
+    fault: Callable[[str], str] = lambda _: "",
+) -> ChannelKind:
+    """A kind that POSTs ``body_of(message, site)`` with some parameters added to the URL's own; ``fault``: ``post``."""
+
+    def send(config: Config, message: Message) -> Receipt:
+        address = str(httpx.URL(config["url"]).copy_merge_params(query)) if query else config["url"]
+        headers = {"content-type": "application/json; charset=utf-8"}
+        body = body_of(message, settings.PUBLIC_URL)
+        with open_client() as http:
+            return post(http, address, body, now=message.at, headers=headers, fault=fault)
+
+    return ChannelKind(
+        name,
+        label,
+        about,
+        (Field("url", "Incoming webhook URL", help_text, read, required=True, secret=True),),
+        send,
+        lambda config: f"{origin(config['url'])}/...",
+        lambda config: origin_of(config["url"]),
+    )

@@ -1,0 +1,228 @@
+"""Channel that sends a body of your own to a URL, made of a template with the values of a message.
+
+A template is text with placeholders ``{{ path | format }}``. A path walks JSON objects and lists, never Python objects,
+and nothing is called or read, so a template can contain no code. The format is required: it says how a value is
+escaped, so that a name in a label cannot change the structure of the body.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+from django.conf import settings
+
+from controlplane.services.checks import address_of
+from telemetry.channels.base import (
+    ChannelKind,
+    Config,
+    ConfigError,
+    DeliveryError,
+    Field,
+    Message,
+    Receipt,
+    one_of,
+    origin,
+    text,
+    url,
+)
+from telemetry.channels.http_post import open_client, post, to_json
+from telemetry.channels.message_text import links, message_lines, title
+
+MAX_TEMPLATE, MAX_HEADERS, MAX_BODY = 10_000, 4000, 1_000_000  # characters, characters, bytes
+ROOTS = ("id", "type", "timestamp", "title", "text", "url", "state", "data")
+DEFAULT_BODY = '{"text": {{ text | json }}, "title": {{ title | json }}}'
+_PLACEHOLDER = re.compile(r"\{\{(?P<expression>.*?)\}\}|(?P<unclosed>\{\{)", re.DOTALL)
+_EXPRESSION = re.compile(r"\s*(?P<path>\w+(?:\.\w+)*)\s*\|\s*(?P<format>\w+)\s*\Z", re.ASCII)
+_HEADER = re.compile(r"(?P<name>[!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(?P<value>[\x20-\x7e]+)\Z")
+_OWN_HEADERS = {"host", "content-type", "content-length", "transfer-encoding", "connection", "accept-encoding"}
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else to_json(value).decode()
+
+
+FORMATS: dict[str, Callable[[Any], str]] = {
+    "json": lambda value: to_json(value).decode(),
+    "string": lambda value: to_json(_plain(value)).decode()[1:-1],  # inside the quotes of a JSON string
+    "url": lambda value: quote(_plain(value), safe=""),
+    "html": lambda value: html.escape(_plain(value)),
+    "plain": _plain,
+}
+IN_JSON = ("json", "string")
+
+
+def render(template: str, values: Mapping[str, Any], formats: tuple[str, ...] = tuple(FORMATS)) -> str:
+    """The template with values for its placeholders; ValueError with the line and what was expected there."""
+
+    def replace(match: re.Match[str]) -> str:
+        expression = _EXPRESSION.match(match["expression"] or "")
+        if expression is None or expression["format"] not in formats:
+            expected = f"expected {{{{ path | format }}}} with one of the formats {', '.join(formats)}"
+        elif (root := expression["path"].partition(".")[0]) not in ROOTS:
+            expected = f"{root!r} is no value; expected one of {', '.join(ROOTS)}"
+        else:
+            return FORMATS[expression["format"]](_value_at(values, expression["path"]))
+        line = template.count("\n", 0, match.start()) + 1
+        raise ValueError(f"line {line}: {expected}")
+
+    return _PLACEHOLDER.sub(replace, template)
+
+
+def _value_at(values: Any, path: str) -> Any:
+    """The value at a path of names and numbers in JSON; None if there is none."""
+    for step in path.split("."):
+        if isinstance(values, Mapping):
+            values = values.get(step)
+        elif isinstance(values, list) and step.isdecimal() and int(step) < len(values):
+            values = values[int(step)]
+        else:
+            return None
+    return values
+
+
+def _values(message: Message, site: str) -> dict[str, Any]:
+    """What a template can show: the payload, and what every channel makes of it."""
+    pages = links(message.data, site)
+    shown = message_lines(message, site)
+    return {
+        **message.payload,
+        "id": message.id,
+        "state": message.state,
+        "title": title(message.data),
+        "text": "\n".join(line.text for line in shown),
+        "url": pages[0][1] if pages else site,
+    }
+
+
+def _body(config: Config, message: Message, site: str) -> str:
+    """ConfigError at ``body``."""
+    is_json = "json" in config["content_type"].lower()
+    try:
+        body = render(config["body"], _values(message, site), IN_JSON if is_json else tuple(FORMATS))
+        if is_json:
+            json.loads(body)  # values contain no line breaks here, so lines are those of the template
+    except json.JSONDecodeError as error:
+        raise ConfigError("body", f"line {error.lineno}: invalid JSON: {error.msg}") from None
+    except ValueError as error:
+        raise ConfigError("body", str(error)) from None
+    return body
+
+
+def _send(config: Config, message: Message) -> Receipt:
+    body = _body(config, message, settings.PUBLIC_URL).encode()
+    if len(body) > MAX_BODY:
+        raise DeliveryError(f"the message is longer than {MAX_BODY} bytes", retryable=False)
+    headers = {"content-type": config["content_type"], **dict(_headers_of(config.get("headers", "")))}
+    expected = config.get("expect_in_response", "")
+
+    def fault(response: str) -> str:
+        return "" if expected in response else "the response does not contain the expected text"
+
+    with open_client() as http:
+        return post(http, config["url"], body, now=message.at, headers=headers, method=config["method"], fault=fault)
+
+
+def _headers_of(lines: str) -> Iterator[tuple[str, str]]:
+    """Names and values of header lines; ValueError with the line."""
+    for number, line in enumerate(lines.splitlines(), 1):
+        match = _HEADER.match(line.strip())
+        if match is None or match["name"].lower() in _OWN_HEADERS:
+            raise ValueError(f"line {number}: expected Name: value, and none of {', '.join(sorted(_OWN_HEADERS))}")
+        yield match["name"].lower(), match["value"].strip()
+
+
+def _headers(value: Any) -> str:
+    lines = _lines(MAX_HEADERS)(value)
+    dict(_headers_of(lines))
+    return lines
+
+
+def _lines(limit: int) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or len(value) > limit:
+            raise ValueError(f"expected text of up to {limit} characters")
+        return value.replace("\r\n", "\n")
+
+    return read
+
+
+def _preview(config: Config) -> str:
+    return _body(config, EXAMPLE, settings.PUBLIC_URL)
+
+
+def _check(config: Config) -> None:
+    _preview(config)
+
+
+EXAMPLE = Message(
+    "msg_example",
+    datetime(2026, 1, 31, 13, 45, tzinfo=UTC),
+    {
+        "type": "alert.firing",
+        "timestamp": "2026-01-31T13:45:00.000+00:00",
+        "data": {
+            "alert": 7,
+            "rule": "Hit rate drop",
+            "kind": "hit_rate_drop",
+            "severity": "warning",
+            "pool": "chat",
+            "state": "firing",
+            "summary": "Hit rate of pool chat is 20.1 %, 58.9 points below its baseline of 79.0 %.",
+            "labels": {"pool": "chat", "rule": "Hit rate drop", "kind": "hit_rate_drop", "severity": "warning"},
+            "value_ratio": 0.201,
+            "baseline_ratio": 0.79,
+            "started_at": "2026-01-31T13:40:00+00:00",
+            "fired_at": "2026-01-31T13:45:00+00:00",
+            "resolved_at": None,
+            "causes": [{"kind": "revision", "confidence": 0.9, "summary": 'Revision 5 of policy "chat" moved homes.'}],
+            "links": {"alert": "/alerts/7/"},
+            "path": "/?pool=chat",
+        },
+    },
+)
+
+TEMPLATE = ChannelKind(
+    "template",
+    "Template",
+    "Sends a body of your own to a URL, for a service that no other kind speaks to.",
+    (
+        Field("url", "URL", "URL that receives the body, https://host/path.", url, required=True, secret=True),
+        Field(
+            "method",
+            "Method",
+            "Method of the request.",
+            one_of("POST", "PUT"),
+            default="POST",
+            choices=(("POST", "POST"), ("PUT", "PUT")),
+        ),
+        Field("headers", "Headers", "One a line, such as Authorization: Bearer abc.", _headers, secret=True, rows=3),
+        Field("content_type", "Content type", "Of the body.", text(100), default="application/json"),
+        Field(
+            "body",
+            "Body",
+            "Text with placeholders such as {{ title | json }}; see the README of this kind.",
+            _lines(MAX_TEMPLATE),
+            default=DEFAULT_BODY,
+            rows=8,
+        ),
+        Field(
+            "expect_in_response",
+            "Expected in response",
+            "A response without this text is a failure, whatever its status.",
+            text(200),
+        ),
+    ),
+    _send,
+    lambda config: f"{origin(config['url'])}/...",
+    lambda config: address_of(config["url"]),
+    check=_check,
+    preview=_preview,
+)
