@@ -127,7 +127,6 @@ class KeptStream:
         self.is_chat = is_chat
         self.wants_usage = wants_usage  # its client gets the usage
         self.continuations = 0
-        self.error = b""  # the event with which the engine ended the stream, and what came after it
         self._budget = budget
         self._body = body
         self._events: list[bytes] = []

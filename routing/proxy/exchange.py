@@ -2,7 +2,7 @@
 
 Theory of operation. An exchange is in one state at a time; ``TRANSITIONS`` lists what may follow. Before STREAMING a
 failure leads to the next replica, while one is eligible and the limit allows; from then on another replica generates
-the rest of a stream (``continuation.py``), or the relay shows the client that the response is incomplete. Where
+the rest of a stream (``failover.py``), or the relay shows the client that the response is incomplete. Where
 replicas have roles, another replica may prefill the prompt before the request is sent (``prefill_leg.py``). A
 programming error is logged and ends the exchange too, so that no client waits and no load remains.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from enum import IntEnum
-from functools import partial
 from http import HTTPStatus
 from time import monotonic
 from typing import TYPE_CHECKING, Final, cast
@@ -25,15 +24,8 @@ from routing.observability.metrics import Outcome
 from routing.paths import DataPath
 from routing.prompt.parsing import with_usage_requested, without_member
 from routing.proxy.admission import RESPONSES, admit_request, rejection_of, with_response_id
-from routing.proxy.continuation import (
-    DONE_EVENT,
-    KeptStream,
-    NotContinuableError,
-    Splice,
-    error_at,
-    fails_after_token,
-    finish_event,
-)
+from routing.proxy.continuation import KeptStream, fails_after_token
+from routing.proxy.failover import StreamFailover
 from routing.proxy.prefill_leg import REJECTED, RETRIED, PrefillLeg, check_parameters
 from routing.proxy.response_relay import (
     REPLICA_ERROR,
@@ -58,7 +50,6 @@ if TYPE_CHECKING:
     from routing.observability.decision_log import Record
     from routing.paths import Endpoint
     from routing.proxy.admission_queues import QueuePermit
-    from routing.proxy.continuation import SentText
     from routing.proxy.large_bodies import PendingBody
     from routing.proxy.services import ActiveConfiguration, Services
     from routing.response_cache.cache import CachedResponse, CacheLookup
@@ -66,7 +57,6 @@ if TYPE_CHECKING:
 
 POST: Final = b"POST"
 CHAT: Final = DataPath.CHAT_COMPLETIONS.endpoint
-CONTINUED: Final = "continued"  # a result of ``stream_failures_total``
 OK: Final = HTTPStatus.OK.value
 SERVER_ERROR: Final = HTTPStatus.INTERNAL_SERVER_ERROR.value
 INVALID_STATUSES: Final = frozenset({400, 422})  # of engines that do not know a member of the request
@@ -86,7 +76,7 @@ class State(IntEnum):
     AWAITING = 6  # sent; the beginning of the response may have arrived, but is held until its first token or byte
     CLASSIFYING = 7  # an error response is being buffered, because another replica may do better
     STREAMING = 8  # bytes of the response have been sent to the client: the request is not sent again from here on
-    COUNTING = 9  # another replica, which will continue the stream, counts the tokens of the text so far
+    COUNTING = 9  # the replica of the stream failed; another one counts the tokens of the text so far
     DONE = 10  # reached exactly once; the load is always released
 
 
@@ -104,14 +94,14 @@ DONE: Final = State.DONE
 
 TRANSITIONS: Final = {
     READING: {PLACING, DONE},
-    PLACING: {READING, LOOKING_UP, QUEUED, PREFILLING, CONNECTING, AWAITING, COUNTING, DONE},
+    PLACING: {READING, LOOKING_UP, QUEUED, PREFILLING, CONNECTING, AWAITING, DONE},
     LOOKING_UP: {PLACING, DONE},
     QUEUED: {PLACING, DONE},
     PREFILLING: {PLACING, DONE},
     CONNECTING: {PLACING, AWAITING, DONE},
     AWAITING: {PLACING, CONNECTING, CLASSIFYING, STREAMING, DONE},
     CLASSIFYING: {PLACING, CONNECTING, STREAMING, DONE},
-    STREAMING: {PLACING, DONE},
+    STREAMING: {COUNTING, DONE},
     COUNTING: {PLACING, DONE},
     DONE: set[State](),
 }
@@ -152,9 +142,7 @@ class Exchange(UpstreamCall):
         self._prelude: Prelude | None = None  # of the current replica's stream, held until its first token
         self._retry_state: RetryState | None = None  # since the first failure
         self._has_begun = False  # the client has bytes of the response
-        self._kept: KeptStream | None = None  # of a stream that may be continued
-        self._failure: RejectedRequestError  # of its replica, if the rest cannot be another's
-        self._failed_after = ("", 0)  # the replica that failed last, and the tokens of the text then
+        self._failover: StreamFailover | None = None  # of a stream that may be continued
         tracer = services.tracer
         self._trace = None if tracer is None else tracer.start(request)  # None: not sampled
 
@@ -401,7 +389,7 @@ class Exchange(UpstreamCall):
 
     def on_no_connection(self, reason: str, *, is_local: bool) -> None:
         """Called when no connection was made. ``is_local``: the router lacks a resource."""
-        decision = self._retries().on_connect_failed(reason, is_local=is_local, was_probe=self._is_probe)
+        decision = self.retries().on_connect_failed(reason, is_local=is_local, was_probe=self._is_probe)
         if not self._retry_on_other_replica(decision):
             replica = self._record.replica
             self._reject(RejectedRequestError(502, f"replica {replica!r} cannot be reached: {reason}"))
@@ -414,15 +402,7 @@ class Exchange(UpstreamCall):
             self.upstream = None  # it has returned to its pool
         try:
             if self._state is STREAMING:
-                if self._kept is not None:
-                    rest = self._until_error(self._kept, data)
-                    if rest is None:
-                        return
-                    data = rest
-                if self._lookup is not None:
-                    self._lookup.record(data)
-                self._relay.finish(data)  # earlier bytes went straight to its sink
-                self._complete()
+                self._end_response(data)
             elif head.status >= TOO_MANY or (self._removes_usage and head.status in INVALID_STATUSES):
                 self._on_error_response(head, data, last)
             elif head.is_stream:
@@ -443,7 +423,7 @@ class Exchange(UpstreamCall):
         if not (has_token or last or is_encoded(head)):
             return
         data = bytes(prelude.data)
-        if fails_after_token(data) and (decision := self._retries().on_aborted()) is not None:
+        if fails_after_token(data) and (decision := self.retries().on_aborted()) is not None:
             self._record_stream_error(data)
             self._retry_on_other_replica(decision)
             return
@@ -467,7 +447,7 @@ class Exchange(UpstreamCall):
         """Relay the response, unless its engine aborted it and another replica gets the request."""
         parsed = None if head.is_stream else parse_response(data)
         aborted = has_abort(data) if parsed is None else is_aborted(parsed)
-        if not (aborted and self._retry_on_other_replica(self._retries().on_aborted())):
+        if not (aborted and self._retry_on_other_replica(self.retries().on_aborted())):
             self._start_response(head, data, parsed, last=True, aborted=aborted)
 
     def on_failed(self, failure: Failure) -> None:
@@ -476,13 +456,10 @@ class Exchange(UpstreamCall):
         if self._state is STREAMING:
             self._services.stall_detector.record_failed_response(replica, failure, was_probe=self._is_probe)
             error = failure_error(replica, failure)
-            if self._kept is not None:
-                self._kept.error = b""  # of an earlier replica
-            if not self._continue(failure, error):
-                self._finish(REPLICA_ERROR)
-                self._relay.abort(error, self._request.head.path)
+            if self._failover is None or not self._failover.begin(failure, error):
+                self.on_not_continued(error, b"")
             return
-        decision = self._retries().on_response_failed(failure, was_probe=self._is_probe)
+        decision = self.retries().on_response_failed(failure, was_probe=self._is_probe)
         if not self._retry_on_other_replica(decision):
             self._reject(failure_error(replica, failure))
 
@@ -490,7 +467,7 @@ class Exchange(UpstreamCall):
         """Buffer an error; then retry if that may help, or relay it."""
         if self._state is AWAITING:
             self._enter(CLASSIFYING)
-        retries = self._retries()
+        retries = self.retries()
         if not retries.buffer(data, last=last):
             return
         if head.status < TOO_MANY:
@@ -558,14 +535,15 @@ class Exchange(UpstreamCall):
     def on_no_progress(self) -> None:
         """Retry on another replica if that is allowed, or keep waiting."""
         if self._state is STREAMING:
-            if self._kept is not None:
-                self._continue_stalled(self._kept)
+            if self._failover is not None:
+                self._failover.on_stalled()
         elif self._state is AWAITING or self._state is CLASSIFYING:
-            self._retry_on_other_replica(self._retries().on_stalled())
+            self._retry_on_other_replica(self.retries().on_stalled())
 
     # --- retries ---
 
-    def _retries(self) -> RetryState:
+    def retries(self) -> RetryState:
+        """The failed attempts so far."""
         if self._retry_state is None:
             self._retry_state = RetryState(self._services, self._configuration, self._placement_request, self._record)
         return self._retry_state
@@ -583,160 +561,39 @@ class Exchange(UpstreamCall):
         self._dispatch(decision)
         return True
 
-    # --- the rest of a stream from another replica ---
+    # --- the rest of a stream from another replica: called by its failover ---
 
-    def _until_error(self, kept: KeptStream, data: bytes) -> bytes | None:
-        """What is left to pass of ``data``; None if it ends with an error, and another replica may continue the stream.
-
-        All before the error has then been passed.
-        """
-        at = error_at(data)
-        if at < 0:
-            return data
-        if at:
-            if not self._relay.is_spliced:
-                kept.add(data[:at])
-            self._relay.sink()(data[:at], 0)
-        kept.error = data[at:]
-        is_continued = self._continue("aborted", failure_error(self._record.replica, Failure.RESET))
-        if is_continued:
-            self._record_stream_error(kept.error)
-            self._release_replica()
-        return None if is_continued else data[at:]
+    def on_replica_lost(self, event: bytes) -> None:
+        """Called when another replica may generate the rest. ``event``: the engine's error, if it sent one."""
+        self._record_stream_error(event)
+        self._release_replica()
+        if self._lookup is not None:
+            self._lookup.stop_recording()
+        self._enter(COUNTING)
 
     def _record_stream_error(self, data: bytes) -> None:
         """Count an error in a stream against the replica; an engine that aborts is stopping."""
         if b'"error"' in data:
             self._services.balancer.record_failure(self._record.replica, "error in a stream", was_probe=self._is_probe)
 
-    def _continue(self, cause: str, error: RejectedRequestError) -> bool:
-        """Let another replica generate the rest of the stream; False if it cannot be the rest of the same text.
-
-        ``error``: for the client, if that turns out later.
-        """
-        kept = self._kept
-        if kept is None:
-            return False
-        try:
-            kept.check(is_inside_event=self._relay.is_inside_event)
-        except NotContinuableError as obstacle:
-            self._count_failure(self._record.replica, str(obstacle))
-            return False
-        self._enter(PLACING)
-        self._enter(COUNTING)
-        self._failure = error
-        kept.at_turn(partial(self.on_turn, kept, cause))
-        return True
-
-    @log_exceptions
-    def on_turn(self, kept: KeptStream, cause: str) -> None:
-        """Called when the stream may be read, whose replica has failed."""
-        if self.is_over:
-            return
-        self._release_replica()
-        try:
-            sent = kept.read()
-            decision = None if sent.is_finished else self._retries().on_stream_failed(cause)
-        except NotContinuableError as obstacle:
-            self._end_broken(kept, str(obstacle))
-            return
-        if decision is None:
-            self._count_failure(self._record.replica, CONTINUED)
-            self._relay.end_finished(is_done=sent.is_done)
-            self._complete()
-        else:
-            self._count_tokens(kept, sent, decision, cause)
-
-    def _continue_stalled(self, kept: KeptStream) -> None:
-        """As ``_continue``, but the stream goes on waiting at its replica if it cannot be continued now."""
-        try:
-            kept.check(is_inside_event=self._relay.is_inside_event)
-            sent = kept.read()
-            if sent.is_finished:
-                return
-            decision = self._retries().on_stream_failed("stalled")
-        except NotContinuableError:
-            return
-        self._failure = failure_error(self._record.replica, Failure.TIMEOUT)
-        self._release_replica()
-        self._enter(PLACING)
-        self._enter(COUNTING)
-        self._count_tokens(kept, sent, decision, "stalled")
-
-    def _count_tokens(self, kept: KeptStream, sent: SentText, decision: Decision, cause: str) -> None:
-        if self._trace is not None:
-            self._trace.end_attempt(cause)
-        if self._lookup is not None:
-            self._lookup.stop_recording()
-        address = self._configuration.connection_pools[decision.target.replica.name].address
-        kept.count(address, sent, partial(self.on_counted, kept, sent))
-
-    @log_exceptions
-    def on_counted(self, kept: KeptStream, sent: SentText, tokens: int) -> None:
-        """Called when the tokens of the text so far are known: send the request for the rest by the current loads."""
-        if self.is_over:
-            return
-        replica = self._record.replica
-        try:
-            body = kept.rest(sent, tokens)
-            decision = self._retries().decide()
-        except NotContinuableError as obstacle:
-            self._end_broken(kept, str(obstacle))
-            return
-        except NoReplicaError:
-            self._end_broken(kept, "no_replica")
-            return
-        self._relay.splice(Splice(kept, sent, tokens))
-        if body is None:
-            self._count_failure(replica, CONTINUED)
-            self._relay.finish(finish_event(sent, is_chat=kept.is_chat) + DONE_EVENT)
-            self._complete()
-            return
-        self._failed_after = (replica, tokens)
+    def on_rest_placed(self, body: bytes, decision: Decision) -> None:
+        """Called with the request for the rest, and where to send it."""
         self._request.body, self._request.layout = body, None
-        self._enter(PLACING)
-        self._dispatch(decision)
+        self._retry_on_other_replica(decision)
 
-    def _resume_response(self, head: ResponseHead, data: bytes, *, last: bool) -> None:
-        """Relay the rest of the stream."""
-        record = self._record
-        if head.status != OK or not head.is_stream or is_encoded(head):
-            self._count_failure(self._failed_after[0], "rejected")
-            self._reject(RejectedRequestError(502, f"replica {record.replica!r} cannot continue the response"))
-            return
-        self._enter(STREAMING)
-        self._count_failure(self._failed_after[0], CONTINUED)
-        record.continued_after += (self._failed_after,)
-        if self._is_probe:
-            self._has_probe_result = self._services.breakers.record_first_byte(ReplicaId(record.replica))
-        self._request.body = b""
-        self._prelude = self._prefill = None
-        if last:
-            self._relay.finish(data)
-            self._complete()
-            return
-        self._pass_kept(data, 0)
-        if self._state is STREAMING:
-            self._pipe()
+    def on_text_complete(self) -> None:
+        """Called when the client has the whole stream, and the replica may go on."""
+        self.abort_upstream()
+        self._complete()
 
-    def _count_failure(self, replica: str, result: str) -> None:
-        self._services.metrics.count_stream_failure(self._record.pool, replica, result)
-
-    def _end_broken(self, kept: KeptStream, reason: str) -> None:
-        """End a stream that cannot be continued: with its engine's own error, if it sent one."""
-        error = kept.error
-        self._count_failure(self._record.replica, reason)
+    def on_not_continued(self, error: RejectedRequestError, event: bytes) -> None:
+        """Called when the stream is broken. ``event``: the engine's own error, for the client if there is one."""
         self._finish(REPLICA_ERROR)
-        if error:
-            self._relay.finish(error)
+        if event:
+            self._relay.finish(event)
             self._client.on_exchange_ended(keep_alive=self._relay.keep_alive)
         else:
-            self._relay.abort(self._failure, self._request.head.path)
-
-    def _stop_keeping(self) -> None:
-        if self._kept is not None:
-            self._kept.close()
-            self._kept = None
+            self._relay.abort(error, self._request.head.path)
 
     # --- to the client ---
 
@@ -749,11 +606,33 @@ class Exchange(UpstreamCall):
         last: bool,
         aborted: bool = False,
     ) -> None:
-        """Relay the first bytes, and drop what only a retry would need."""
-        if self._has_begun:
-            self._resume_response(head, data, last=last)
+        """Relay the first bytes, also those of the rest from another replica, and drop what only a retry would need."""
+        request, record, failover = self._request, self._record, self._failover
+        if failover is not None and not failover.accepts(head):
+            self._reject(RejectedRequestError(502, f"replica {record.replica!r} cannot continue the response"))
             return
         self._enter(STREAMING)
+        if self._is_probe and head.status < TOO_MANY:
+            self._has_probe_result = self._services.breakers.record_first_byte(ReplicaId(record.replica))
+        if failover is None:
+            self._send_head(head, data, parsed, last=last, aborted=aborted)
+        elif last:
+            self._relay.finish(data)
+        else:
+            failover.pass_on(data, 0)
+        self._prefill = self._prelude = None
+        request.body = b""
+        if last:
+            self._complete()
+        elif self._state is STREAMING and self.upstream is not None:
+            self.upstream.pipe_to(self._sink())
+            if self._client.is_full:  # because of an earlier response
+                self.upstream.pause()
+
+    def _send_head(
+        self, head: ResponseHead, data: bytes, parsed: ParsedResponse | None, *, last: bool, aborted: bool
+    ) -> None:
+        """Send the head with the first bytes; from here on the request is not sent again."""
         self._has_begun = True
         request, record = self._request, self._record
         if self._sends_unmodified and head.status < 300:
@@ -761,8 +640,6 @@ class Exchange(UpstreamCall):
         record.on_first_byte(head.status, is_streamed=head.is_stream)
         if not (last or head.is_stream):
             self._ticket.record_first_byte()  # at the end, ``record_response`` implies it
-        if self._is_probe and head.status < TOO_MANY:
-            self._has_probe_result = self._services.breakers.record_first_byte(ReplicaId(record.replica))
         cross_origin = self._configuration.cross_origin
         if cross_origin is not None:
             head = cross_origin.decided(head, request.head, record.pool)
@@ -772,34 +649,22 @@ class Exchange(UpstreamCall):
             self._record_for_cache(self._lookup, head, data)
         if not (last or self._keep(relay, data)):
             del self._placement_request, self._decision
-        self._prefill = self._prelude = None
-        request.body = b""
         if request.held_bytes:
             self._services.release_body(request)
         self._retry_state = None
         keep_alive = request.head.keep_alive and not self._services.is_draining
         relay.send_head(request, record, data, last=last, keep_alive=keep_alive)
-        if last:
-            self._complete()
-        else:
-            self._pipe()
-
-    def _pipe(self) -> None:
-        if self.upstream is not None:
-            self.upstream.pipe_to(self._sink())
-            if self._client.is_full:  # because of an earlier response
-                self.upstream.pause()
 
     def _keep(self, relay: ResponseRelay, data: bytes) -> bool:
         """Whether the stream may be continued: then keep what another replica needs to generate the rest."""
-        request = self._request
+        request, services = self._request, self._services
         endpoint, pools = request.head.endpoint, self._configuration.continued_pools
         if endpoint is None or not (endpoint.may_continue and relay.may_continue and self._record.pool in pools):
             return False
         if self._decision.route.prefill is not None:
             return False  # the request may have been changed for the transfer
         kept = KeptStream(
-            self._services.stream_budget,
+            services.stream_budget,
             request.body,
             is_chat=endpoint is CHAT,
             wants_usage=not request.omits_usage,
@@ -808,7 +673,7 @@ class Exchange(UpstreamCall):
         kept.add(data)
         if kept.is_lost:
             return False
-        self._kept = kept
+        self._failover = StreamFailover(services, self._configuration, self, kept, relay, self._record, self._lookup)
         return True
 
     def _record_for_cache(self, lookup: CacheLookup, head: ResponseHead, data: bytes) -> None:
@@ -821,34 +686,24 @@ class Exchange(UpstreamCall):
     def _sink(self) -> BodySink:
         """Gets the body between its first and its last read."""
         is_recorded = self._lookup is not None and self._lookup.is_recording
-        if self._kept is not None:
-            return self._pass_kept
+        if self._failover is not None:
+            return self._failover.sink()
         return self._relay_and_record if is_recorded else self._relay.sink()
-
-    @log_exceptions
-    def _pass_kept(self, data: bytes, start: int) -> None:
-        """Gets the body of a stream that may be continued."""
-        kept, body = self._kept, data[start:-2] if start else data
-        if kept is not None:
-            rest = self._until_error(kept, body) if b'"error"' in body or b'"abort"' in body else body
-            if rest is None:
-                return
-            if rest is not body:
-                data, start, body = rest, 0, rest
-            if not self._relay.is_spliced:  # else the splice keeps what it passes
-                kept.add(body)
-        if self._lookup is not None:
-            self._lookup.record(body)
-        self._relay.sink()(data, start)
-        if self._relay.is_stopped and kept is not None and not kept.wants_usage:
-            self.abort_upstream()
-            self._relay.end_finished()
-            self._complete()
 
     @log_exceptions
     def _relay_and_record(self, data: bytes, start: int) -> None:
         cast("CacheLookup", self._lookup).record(data[start:-2] if start else data)
         self._relay.sink()(data, start)
+
+    def _end_response(self, data: bytes) -> None:
+        """Relay the last bytes of a response; earlier ones went straight to its sink."""
+        rest = data if self._failover is None else self._failover.until_error(data)
+        if rest is None:
+            return
+        if self._lookup is not None:
+            self._lookup.record(rest)
+        self._relay.finish(rest)
+        self._complete()
 
     def _on_usage_rejected(self) -> None:
         """The replica accepted the request only without a usage request: send none for a while."""
@@ -881,9 +736,9 @@ class Exchange(UpstreamCall):
             self._request.grant.give_back(rejection)
         if self._trace is not None:
             self._trace.status = rejection.status
-        if self._has_begun:
-            self._finish(REPLICA_ERROR)
-            self._relay.abort(rejection, self._request.head.path)
+        if self._failover is not None:
+            self._failover.on_rejected()
+            self.on_not_continued(rejection, b"")
             return
         self._finish(Outcome.CLIENT_ERROR if rejection.status < 500 else outcome)
         response = rejection.response(self._request.head.path)
@@ -920,7 +775,8 @@ class Exchange(UpstreamCall):
         finally:
             if self._request.held_bytes:
                 self._services.release_body(self._request)
-            self._stop_keeping()
+            if self._failover is not None:
+                self._failover.close()
             if self._pending_body is not None:
                 self._pending_body.cancel()
             if self._lookup is not None:

@@ -230,16 +230,6 @@ class ResponseRelay:
         """The rest comes from another replica: ``splice`` rewrites its events."""
         self._splice = splice
 
-    @property
-    def is_spliced(self) -> bool:
-        """Whether what comes now is the rest from another replica."""
-        return self._splice is not None
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the text ended at a stop string that its engine does not see."""
-        return self._splice is not None and self._splice.is_stopped
-
     def end_finished(self, *, is_done: bool = False) -> None:
         """End a stream whose text is complete, after the events that are held back. ``is_done``: [DONE] was sent."""
         held = b"" if self._filter is None or self._splice is not None else complete_events(self._filter.flush())

@@ -41,6 +41,16 @@ class Call:
             self.writer.write(piece)
             await self.writer.drain()
 
+    async def begin_stream(self, *events: bytes) -> None:
+        await self.send(STREAM_HEAD, *map(chunk, events))
+
+    async def end_stream(self, *events: bytes) -> None:
+        await self.send(*map(chunk, events), LAST_CHUNK)
+
+    async def stream(self, *events: bytes) -> None:
+        """Respond with these events."""
+        await self.send(STREAM_HEAD, *map(chunk, events), LAST_CHUNK)
+
     def close(self) -> None:
         self.writer.close()
 
@@ -248,7 +258,7 @@ def streaming(*events: bytes) -> Script:
 
 async def halting(call: Call) -> None:
     """A stream that stalls after its first event."""
-    await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+    await call.begin_stream(sse({"n": 1}))
     await call.wait_gone()
 
 
@@ -259,6 +269,6 @@ class Held:
     go: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __call__(self, call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+        await call.begin_stream(sse({"n": 1}))
         await self.go.wait()
-        await call.send(chunk(sse({"n": 2})), LAST_CHUNK)
+        await call.end_stream(sse({"n": 2}))

@@ -14,7 +14,7 @@ from routing.http.tls import TlsFiles
 from routing.proxy.client_connection import MAX_PIPELINED_BYTES
 from routing.schema import Limits
 from tests.fakes.certificates import Authority
-from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, hanging, plain_answer, sse
+from tests.fakes.replica import Call, FakeReplica, chunk, hanging, plain_answer, sse
 from tests.pace import is_within
 from tests.routing.proxy.harness import BODY, CHAT, Harness, RawClient, config, get, narrow, post, routed
 
@@ -23,7 +23,7 @@ from tests.routing.proxy.harness import BODY, CHAT, Harness, RawClient, config, 
 async def test_a_client_that_disconnects_stops_its_replica_at_once(has_started: bool, replica: FakeReplica) -> None:
     async def script(call: Call) -> None:
         if has_started:
-            await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+            await call.begin_stream(sse({"n": 1}))
         await call.wait_gone()
 
     replica.script = script
@@ -139,10 +139,10 @@ def held_bytes(harness: Harness) -> int:
 
 
 async def flood(call: Call) -> None:
-    await call.send(STREAM_HEAD)
+    await call.begin_stream()
     for _ in range(PIECES):
         await call.send(PIECE)
-    await call.send(LAST_CHUNK)
+    await call.end_stream()
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
@@ -166,7 +166,7 @@ async def test_a_client_that_does_not_read_pauses_its_replica(
 
 async def test_a_client_that_reads_nothing_is_disconnected_at_its_deadline(replica: FakeReplica) -> None:
     async def script(call: Call) -> None:
-        await call.send(STREAM_HEAD)
+        await call.begin_stream()
         for _ in range(2000):
             await call.send(chunk(b"x" * 65_536))
 

@@ -46,7 +46,7 @@ from routing.schema import (
     sign_document,
 )
 from routing.settings import SettingsError, read_settings
-from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, halting, sse
+from tests.fakes.replica import Call, FakeReplica, halting, sse
 from tests.routing.proxy.harness import CHAT, Harness, config, connect, get, post, ready, routed
 from tests.routing.schema.damage import CONFIG
 from tests.routing.workers.harness import serving
@@ -154,9 +154,9 @@ async def test_an_invalid_configuration_is_rejected_with_path_and_reason(two: li
 
 async def test_configurations_change_under_load_without_losing_a_request(two: list[FakeReplica]) -> None:
     async def script(call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+        await call.begin_stream(sse({"n": 1}))
         await asyncio.sleep(0.005)
-        await call.send(chunk(sse({"n": 2})), LAST_CHUNK)
+        await call.end_stream(sse({"n": 2}))
 
     for replica in two:
         replica.script = script
@@ -189,9 +189,9 @@ async def test_a_request_keeps_its_configuration_and_its_replica(two: list[FakeR
     go = asyncio.Event()
 
     async def script(call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+        await call.begin_stream(sse({"n": 1}))
         await go.wait()
-        await call.send(chunk(sse({"n": 2})), LAST_CHUNK)
+        await call.end_stream(sse({"n": 2}))
 
     two[0].script = script
     async with routed(config(two[:1]), revision=1) as harness, harness.connect() as client:

@@ -33,16 +33,7 @@ from routing.standin.replica import Replica, parse_settings
 from routing.standin.responses import replica_key
 from routing.standin.server import make_app
 from routing.types import ReplicaId
-from tests.fakes.replica import (
-    LAST_CHUNK,
-    STREAM_HEAD,
-    Call,
-    FakeReplica,
-    Script,
-    answering,
-    chunk,
-    plain_answer,
-)
+from tests.fakes.replica import Call, FakeReplica, Script, answering, plain_answer
 from tests.routing.proxy.harness import CHAT, Harness, config, post, routed, samples
 
 COMPLETIONS = b"/v1/completions"
@@ -359,9 +350,9 @@ def says(*texts: str, ends: bool = True) -> Script:
             await call.send(plain_answer(json.dumps({"count": count}).encode()))
             return
         events = events_of(texts, is_chat=True, reason="stop" if ends else None)
-        await call.send(STREAM_HEAD, chunk(events))
+        await call.begin_stream(events)
         if ends:
-            await call.send(chunk(DONE_EVENT), LAST_CHUNK)
+            await call.end_stream(DONE_EVENT)
         else:
             await call.wait_gone()
 

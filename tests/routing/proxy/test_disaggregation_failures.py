@@ -134,11 +134,11 @@ async def test_replicas_are_compared_with_those_that_do_the_same_work() -> None:
     """All decode replicas are slow alike, and prefill replicas respond at once: none is ejected for that."""
 
     async def trickling(call: Call) -> None:
-        await call.send(STREAM_HEAD)
+        await call.begin_stream()
         for number in range(4):
             await call.send(chunk(sse({"n": number})))
             await asyncio.sleep(1.2)
-        await call.send(LAST_CHUNK)
+        await call.end_stream()
 
     async with fake_replicas(4) as four:
         whole = roles(four, PREFILL, PREFILL, DECODE, DECODE, breaker=BreakerConfig(stall_s=0.5))

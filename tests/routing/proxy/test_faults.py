@@ -10,16 +10,7 @@ import pytest
 
 from routing.schema import BreakerConfig, HealthCheck, Limits
 from tests.fakes.fault_proxy import Fault, fault_proxies
-from tests.fakes.replica import (
-    LAST_CHUNK,
-    STREAM_HEAD,
-    Call,
-    FakeReplica,
-    chunk,
-    fake_replicas,
-    resetting,
-    sse,
-)
+from tests.fakes.replica import Call, FakeReplica, chunk, fake_replicas, resetting, sse
 from tests.pace import examples
 from tests.routing.proxy.harness import BODY, Harness, Response, config, routed
 
@@ -48,11 +39,11 @@ class Streams:
     async def __call__(self, call: Call) -> None:
         number = int(json.loads(call.body)["user"][1:])
         self.attempts[number] += 1
-        await call.send(STREAM_HEAD)
+        await call.begin_stream()
         for event in events(number, self.attempts[number]).split(b"\n\n")[:-1]:
             await call.send(chunk(event + b"\n\n"))
             await asyncio.sleep(0)
-        await call.send(LAST_CHUNK)
+        await call.end_stream()
 
     def check(self, response: Response, number: int) -> str:
         """``whole``, ``cut`` or ``refused``: the last attempt byte by byte, or a part and one error event.

@@ -78,9 +78,9 @@ async def test_the_head_is_held_until_the_first_byte_of_the_body(replica: FakeRe
     go = asyncio.Event()
 
     async def script(call: Call) -> None:
-        await call.send(STREAM_HEAD)
+        await call.begin_stream()
         await go.wait()
-        await call.send(chunk(sse({"n": 1})), LAST_CHUNK)
+        await call.end_stream(sse({"n": 1}))
 
     replica.script = script
     async with routed(config([replica])) as harness, harness.connect() as client:
@@ -99,11 +99,11 @@ async def test_single_events_are_relayed_one_by_one(version: bytes, replica: Fak
     received = asyncio.Semaphore(1)
 
     async def script(call: Call) -> None:
-        await call.send(STREAM_HEAD)
+        await call.begin_stream()
         for event in events:
             await received.acquire()
             await call.send(chunk(event))
-        await call.send(LAST_CHUNK)
+        await call.end_stream()
 
     replica.script = script
     request = b"POST /v1/completions HTTP/%b\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}" % version
@@ -254,10 +254,10 @@ async def test_a_response_reaches_the_client_as_the_engine_sent_it(replica: Fake
 
     async def engine(call: Call) -> None:
         if "reads" in expected:
-            await call.send(STREAM_HEAD)
+            await call.begin_stream()
             for read in reads_of(case):
                 await call.send(chunk(read))
-            await call.send(LAST_CHUNK)
+            await call.end_stream()
             return
         content, head = expected["body"].encode(), b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n"
         lines = [b"%b: %b\r\n" % (name.encode(), expected["headers"][name].encode()) for name in ("content-type",)]
@@ -295,10 +295,10 @@ async def test_several_choices_are_the_same_as_well(replica: FakeReplica, case: 
     closes = False
 
     async def engine(call: Call) -> None:
-        await call.send(STREAM_HEAD, *map(chunk, with_usage(reads_of(case))))
+        await call.begin_stream(*with_usage(reads_of(case)))
         if closes:
             await call.wait_gone()
-        await call.send(LAST_CHUNK)
+        await call.end_stream()
 
     replica.script = engine
     body = case["request"]["body"] | ({"stream_options": {"include_usage": True}} if asks else {})
@@ -332,7 +332,7 @@ async def test_a_stream_is_the_same_if_the_router_asks_for_its_usage(
         if pieces != "events":
             whole, size = b"".join(reads), 1 << 20 if pieces == "together" else 37
             reads = [whole[at : at + size] for at in range(0, len(whole), size)]
-        await call.send(STREAM_HEAD, *map(chunk, reads), LAST_CHUNK)
+        await call.stream(*reads)
 
     replica.script = engine
     is_asked = bool((case["request"]["body"].get("stream_options") or {}).get("include_usage"))

@@ -240,7 +240,7 @@ async def test_a_busy_replica_without_health_responses_stays_up_while_it_respond
     stops = asyncio.Event()
 
     async def script(call: Call) -> None:
-        await call.send(STREAM_HEAD)
+        await call.begin_stream()
         while not stops.is_set():
             await call.send(chunk(sse({"n": 1})))
             await asyncio.sleep(0.01)
@@ -298,7 +298,7 @@ _tokens = count(1)
 
 async def one_token(call: Call) -> None:
     """A healthy engine's response to a probe."""
-    await call.send(STREAM_HEAD, chunk(sse({"choices": [{"text": "a"}]})), LAST_CHUNK)
+    await call.stream(sse({"choices": [{"text": "a"}]}))
 
 
 async def ask_all(harness: Harness, body: bytes = BODY) -> Counter[int]:
@@ -343,7 +343,7 @@ async def test_a_pausing_stream_is_not_blamed_on_an_engine_that_answers_a_probe(
     replica: FakeReplica,
 ) -> None:
     async def halting(call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+        await call.begin_stream(sse({"n": 1}))
         await call.wait_gone()
 
     replica.script, replica.on_token_probe = halting, one_token
@@ -530,7 +530,7 @@ async def test_a_client_that_disconnects_after_a_probe_result_does_not_end_the_n
     two: list[FakeReplica],
 ) -> None:
     async def begin(call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+        await call.begin_stream(sse({"n": 1}))
         await call.wait_gone()
 
     breaker = BreakerConfig(open_s=60, successes=3)
@@ -643,7 +643,7 @@ async def test_an_older_stream_that_breaks_does_not_end_the_probe(two: list[Fake
     breaks = asyncio.Event()
 
     async def begin(call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+        await call.begin_stream(sse({"n": 1}))
         await breaks.wait()
         call.reset()
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from routing.schema import BreakerConfig
-from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, sse
+from tests.fakes.replica import Call, FakeReplica, chunk, sse
 from tests.pace import is_within
 from tests.routing.proxy.harness import Harness, config, routed
 from tests.routing.proxy.streams import Load, p95
@@ -30,14 +30,14 @@ class Engine:
 
     async def __call__(self, call: Call) -> None:
         self.requests += 1
-        await call.send(STREAM_HEAD)
+        await call.begin_stream()
         await self._pause(0.02 if self.requests % self.spares == 0 else self.delay_s)
         for number in range(3):
             if call.writer.is_closing():
                 return
             await call.send(chunk(sse({"n": number})))
             await self._pause(self.between_s)
-        await call.send(LAST_CHUNK)
+        await call.end_stream()
 
     async def _pause(self, seconds: float) -> None:
         """Sleep, or until the engine is healthy again."""

@@ -14,16 +14,7 @@ import pytest
 from routing.health.engine_probe import ProbeResult
 from routing.schema import BreakerConfig, HealthCheck, Limits, RouterConfig
 from routing.types import ReplicaId
-from tests.fakes.replica import (
-    STREAM_HEAD,
-    Call,
-    FakeReplica,
-    answering,
-    chunk,
-    hanging,
-    plain_answer,
-    sse,
-)
+from tests.fakes.replica import Call, FakeReplica, answering, hanging, plain_answer, sse
 from tests.routing.proxy.harness import BODY, Harness, Response, config, routed, samples
 
 WHOLE = b'{"ok":true}'
@@ -85,7 +76,7 @@ class Engine:
         await self.runs.wait()
         self.steps += 1
         events = sse({"choices": [{"text": "a"}]}), sse({"choices": [], "usage": {"prompt_tokens": 2}})
-        await call.send(STREAM_HEAD, *map(chunk, events), chunk(b"data: [DONE]\n\n"))  # not the last chunk
+        await call.begin_stream(*events, b"data: [DONE]\n\n")  # not the last chunk
 
     def hang(self) -> None:
         """Stall the engine; its API server stays healthy."""

@@ -38,12 +38,12 @@ class Engine:
     async def __call__(self, call: Call) -> None:
         self.requests += 1
         if self.sends_head:
-            await call.send(STREAM_HEAD)
+            await call.begin_stream()
         await asyncio.sleep(self.first_byte_s)
         for number in range(3):
             await self.wait(call)
             await call.send((b"" if self.sends_head or number else STREAM_HEAD) + chunk(sse({"n": number})))
-        await call.send(LAST_CHUNK)
+        await call.end_stream()
 
     async def wait(self, call: Call) -> None:
         """Wait until the engine runs, as vLLM with ``--sse-keep-alive-interval``."""
@@ -103,7 +103,7 @@ async def test_comments_of_streams_in_progress_do_not_hide_a_stall(two: list[Fak
         async def respond(call: Call) -> None:
             if not first:
                 first.append(replica)
-                await call.send(STREAM_HEAD, chunk(sse({"n": 0})))
+                await call.begin_stream(sse({"n": 0}))
                 await stalled.wait(call)
             await (stalled if replica is first[0] else works)(call)
 
@@ -123,7 +123,7 @@ async def test_comments_of_streams_in_progress_do_not_hide_a_stall(two: list[Fak
 @pytest.mark.parametrize("tail", [COMMENT, COMMENT[:4]])
 async def test_a_stream_of_comments_only_ends_at_its_deadline(replica: FakeReplica, tail: bytes) -> None:
     async def script(call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(sse({"n": 0})))
+        await call.begin_stream(sse({"n": 0}))
         while not call.writer.is_closing():
             await call.send(chunk(tail))
             await asyncio.sleep(0.05)

@@ -57,9 +57,9 @@ async def test_a_streamed_response_has_both(replica: FakeReplica) -> None:
     released = asyncio.Event()
 
     async def slow(call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(b"data: {}\n\n"))
+        await call.begin_stream(b"data: {}\n\n")
         await released.wait()
-        await call.send(chunk(EVENT), LAST_CHUNK)
+        await call.end_stream(EVENT)
 
     replica.script = slow
     async with routed(config([replica])) as harness:
@@ -92,7 +92,7 @@ async def test_prefill_rates_are_learned_from_streamed_responses_only(replica: F
 async def test_a_prefill_rate_is_without_the_wait_in_the_admission_queue(replica: FakeReplica) -> None:
     async def engine(call: Call) -> None:
         await asyncio.sleep(0.1)
-        await call.send(STREAM_HEAD, chunk(delta(content="x")), chunk(EVENT), LAST_CHUNK)
+        await call.stream(delta(content="x"), EVENT)
 
     replica.script = engine
     queue, body = ConcurrencyConfig(max_running=1), json.dumps({**LONG, "stream": True}).encode()
@@ -171,7 +171,7 @@ async def test_a_client_that_closes_after_the_last_event_has_a_complete_response
     replica: FakeReplica, path: bytes, end: bytes
 ) -> None:
     async def engine(call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(delta(content="x")), chunk(EVENT), chunk(end))
+        await call.begin_stream(delta(content="x"), EVENT, end)
         await call.wait_gone()  # the last chunk never comes
 
     replica.script = engine
@@ -193,7 +193,7 @@ async def test_a_client_that_closes_after_the_last_event_has_a_complete_response
 
 async def test_a_client_that_closes_before_the_last_event_has_cancelled(replica: FakeReplica) -> None:
     async def engine(call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(delta(content="data: [DONE]")), chunk(EVENT))
+        await call.begin_stream(delta(content="data: [DONE]"), EVENT)
         await call.wait_gone()
 
     replica.script = engine
@@ -271,11 +271,11 @@ async def test_the_ttft_ends_at_the_first_token(
         prelude = [whole[at : at + piece_bytes] for at in range(0, len(whole), piece_bytes)]
 
     async def slow(call: Call) -> None:
-        await call.send(STREAM_HEAD)
+        await call.begin_stream()
         for events in prelude:
             await call.send(chunk(events))
         await released.wait()
-        await call.send(chunk(token), chunk(COMMENT), LAST_CHUNK)
+        await call.end_stream(token, COMMENT)
 
     replica.script = slow
     body = json.dumps({"model": "tiny", "input": "x", "prompt": "x", "messages": [], "stream": True}).encode()
@@ -308,7 +308,7 @@ async def test_a_long_prelude_is_relayed_before_the_first_token(replica: FakeRep
     created = sse({"type": "response.created", "response": {"instructions": "x" * MAX_PRELUDE_BYTES}})
 
     async def slow(call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(created))
+        await call.begin_stream(created)
         await call.wait_gone()
 
     replica.script = slow
@@ -322,7 +322,7 @@ async def test_a_waiting_plain_request_counts_as_prefilled_at_a_later_first_toke
 
     async def engine(call: Call) -> None:
         if json.loads(call.body).get("stream"):
-            await call.send(STREAM_HEAD, chunk(EVENT), LAST_CHUNK)
+            await call.stream(EVENT)
         else:
             await released.wait()
             await answering(USAGE)(call)
@@ -357,7 +357,7 @@ async def like_vllm(call: Call) -> None:
     """Report usage if it is requested."""
     options = json.loads(call.body).get("stream_options") or {}
     events = [TOKEN, *([USAGE_USAGE_REQUESTS] if options.get("include_usage") else []), DONE]
-    await call.send(STREAM_HEAD, *map(chunk, events), LAST_CHUNK)
+    await call.stream(*events)
 
 
 async def count(harness: Harness, name: str) -> float:
@@ -429,7 +429,7 @@ async def test_a_compressed_stream_passes_unchanged(replica: FakeReplica) -> Non
 
 async def test_a_broken_filtered_stream_ends_with_a_whole_error_event(replica: FakeReplica) -> None:
     async def broken(call: Call) -> None:
-        await call.send(STREAM_HEAD, chunk(TOKEN), chunk(TOKEN[:10]))
+        await call.begin_stream(TOKEN, TOKEN[:10])
         await harness.until(
             lambda: harness.router.balancer.loads.load("replica-0").running, "the first event to arrive"
         )
@@ -449,7 +449,7 @@ def rejecting(status: int) -> Callable[[Call], Any]:
         if b"stream_options" in call.body:
             await call.send(plain_answer(REFUSAL, status=status))
         else:
-            await call.send(STREAM_HEAD, chunk(TOKEN), chunk(DONE), LAST_CHUNK)
+            await call.stream(TOKEN, DONE)
 
     return script
 
