@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from secrets import token_hex
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -117,6 +118,18 @@ def addresses(value: Any) -> list[str]:
     if not isinstance(items, list) or not 1 <= len(items) <= MAX_ADDRESSES:
         raise ValueError(f"expected 1 to {MAX_ADDRESSES} addresses")
     return list(dict.fromkeys(address(item) for item in items if not isinstance(item, str) or item.strip()))
+
+
+def source_field(things: str, ended: str) -> Field:
+    """The name of this installation in the keys of what it opens elsewhere, such as incidents that are resolved."""
+    return Field(
+        "source",
+        "Source",
+        f"Source of the {things}; distinguishes them from those of another installation. Generated if empty. After a "
+        f"change, open {things} must be {ended} by hand.",
+        text(100),
+        make=lambda: f"warmpath-{token_hex(4)}",
+    )
 
 
 class DeliveryError(Exception):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+import time
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from types import MappingProxyType
@@ -15,10 +17,15 @@ from controlplane.egress import EgressDeniedError, ResponseTooLargeError, fetch,
 from telemetry.channels.base import DeliveryError, Receipt
 
 DEADLINE_S = 15.0
+MAX_MESSAGE_S = 25.0  # until the last request of a message is sent; with two deadlines less than the outbox's lease
+EMPTY: Mapping[str, str] = MappingProxyType({})
 MAX_RESPONSE_BYTES = 1 << 20
 MAX_RETRY_AFTER_S = 86_400.0
 LOGGED_CHARACTERS = 200  # of a response
+NOTHING = r"(?!)"  # matches nothing
 RETRYABLE = {408, 425, 429}
+_SECONDS = re.compile(r"\d+(\.\d+)?", re.ASCII)
+_RETRY_AFTER = re.compile(rf'"retry_after": ?({_SECONDS.pattern})', re.ASCII)  # in JSON, as Discord sends it
 
 
 def to_json(value: Any) -> bytes:
@@ -37,13 +44,14 @@ def post(
     body: bytes,
     *,
     now: datetime,
-    headers: Mapping[str, str] = MappingProxyType({}),
+    headers: Mapping[str, str] = EMPTY,
     method: str = "POST",
-    fault: Callable[[str], str] = lambda _: "",
+    expect: str = "",
+    reject: str = NOTHING,
 ) -> Receipt:
     """Send once; DeliveryError, retryable for timeouts, 408, 425, 429 and 5xx. It never names the URL.
 
-    ``fault`` says why the text of a response with status 2xx is a failure, which is retryable; "" if it is none.
+    A response with status 2xx is a failure too, and retryable, if it lacks the text ``expect`` or matches ``reject``.
     """
     headers = {"content-type": "application/json", **headers}
     try:
@@ -55,9 +63,24 @@ def post(
     text = beginning(response.body)
     if not 200 <= response.status < 300:
         raise _status_error(response.status, text, response.headers.get("retry-after"), now)
-    if reason := fault(response.body.decode("utf-8", "replace")):
+    whole = response.body.decode("utf-8", "replace")
+    if expect not in whole or re.search(reject, whole):
+        reason = f"the response lacks {expect}" if expect not in whole else "the response is an error"
         raise DeliveryError(reason, retryable=True, status=response.status, response=text)
     return Receipt(response.status, text)
+
+
+def post_each(
+    requests: Iterable[tuple[str, Any]], *, now: datetime, headers: Mapping[str, str] = EMPTY, expect: str = ""
+) -> Receipt:
+    """POST (URL, JSON) one after the other; the last receipt. A retry sends all of them again."""
+    receipt, ends_s = Receipt(), time.monotonic() + MAX_MESSAGE_S
+    with open_client() as http:
+        for url, value in requests:
+            if time.monotonic() > ends_s:
+                raise DeliveryError("timed out before all alerts of this message were sent", retryable=True)
+            receipt = post(http, url, to_json(value), now=now, headers=headers, expect=expect)
+    return receipt
 
 
 def beginning(body: bytes) -> str:
@@ -84,6 +107,8 @@ def _connection_error(error: httpx.HTTPError) -> DeliveryError:
 
 
 def _status_error(status: int, text: str, retry_after: str | None, now: datetime) -> DeliveryError:
+    if retry_after is None and (match := _RETRY_AFTER.search(text)):
+        retry_after = match[1]
     is_retryable = status in RETRYABLE or status >= 500
     reason = "it redirects, which is not followed" if 300 <= status < 400 else f"it responded with status {status}"
     return DeliveryError(
@@ -100,7 +125,7 @@ def _retry_after_s(value: str | None, now: datetime) -> float | None:
     """A Retry-After header, which is seconds or a date; None for neither."""
     if value is None:
         return None
-    if value.strip().isdecimal():
+    if _SECONDS.fullmatch(value.strip()):
         return min(float(value), MAX_RETRY_AFTER_S)
     try:
         at = parsedate_to_datetime(value)

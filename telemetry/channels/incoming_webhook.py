@@ -11,7 +11,7 @@ from django.conf import settings
 
 from controlplane.services.checks import origin_of
 from telemetry.channels.base import ChannelKind, Config, Field, Message, Receipt, origin, url
-from telemetry.channels.http_post import open_client, post
+from telemetry.channels.http_post import NOTHING, open_client, post
 
 
 def incoming_webhook(
@@ -23,16 +23,17 @@ def incoming_webhook(
     *,
     read: Callable[[Any], str] = url,
     query: Mapping[str, str] = MappingProxyType({}),
-    fault: Callable[[str], str] = lambda _: "",
+    expect: str = "",
+    reject: str = NOTHING,
 ) -> ChannelKind:
-    """A kind that POSTs ``body_of(message, site)`` with some parameters added to the URL's own; ``fault``: ``post``."""
+    """A kind that POSTs ``body_of(message, site)`` with some parameters added to the URL's own; the rest: ``post``."""
 
     def send(config: Config, message: Message) -> Receipt:
         address = str(httpx.URL(config["url"]).copy_merge_params(query)) if query else config["url"]
         headers = {"content-type": "application/json; charset=utf-8"}
         body = body_of(message, settings.PUBLIC_URL)
         with open_client() as http:
-            return post(http, address, body, now=message.at, headers=headers, fault=fault)
+            return post(http, address, body, now=message.at, headers=headers, expect=expect, reject=reject)
 
     return ChannelKind(
         name,

@@ -38,12 +38,16 @@ class Line:
         return f"{self.label}: {self.value}" if self.label else self.value
 
 
-def message_lines(message: Message, site: str) -> list[Line]:
-    """What a message shows below its title: the facts of one alert; each of several with its most likely cause."""
+def message_lines(message: Message, site: str, *, title_limit: int | None = None) -> list[Line]:
+    """What a message shows below its title: the facts of one alert; each of several with its most likely cause.
+
+    The summary is the first line if the title is longer than ``title_limit``.
+    """
+    is_cut = title_limit is not None and len(title(message.data)) > title_limit
+    shown = [Line("", one_line(message.data.get("summary")))] if is_cut else []
     if len(message.alerts) < 2:
         data = message.alerts[0] if message.alerts else message.data
-        return [Line(label, value) for label, value in lines(data)]
-    shown = []
+        return [*shown, *(Line(label, value) for label, value in lines(data))]
     for alert in message.alerts:
         address = next((address for _, address in links(alert, site)), "")
         shown.append(Line("", one_line(alert.get("summary")), address))
@@ -54,12 +58,11 @@ def message_lines(message: Message, site: str) -> list[Line]:
 
 def fitting(shown: Sequence[Line], compose: Callable[[Sequence[Line]], bytes], fits: Callable[[bytes], bool]) -> bytes:
     """What ``compose`` makes of as many lines as fit; a last line says how many were left out."""
-    for count in range(len(shown), 0, -1):
-        omitted = len(shown) - count
-        note = [Line("", f"{omitted} more lines were left out.")] if omitted else []
-        if fits(composed := compose([*shown[:count], *note])):
-            return composed
-    return compose(())
+    composed, omitted = compose(shown), 0
+    while not fits(composed) and omitted < len(shown):
+        omitted += 1
+        composed = compose([*shown[:-omitted], Line("", f"{omitted} more lines were left out.")])
+    return composed
 
 
 def inert(text: str) -> str:
@@ -75,8 +78,12 @@ def title(data: Mapping[str, Any]) -> str:
 
 def one_line(value: Any) -> str:
     """A value on one line, of limited length."""
-    line = "".join(character if character.isprintable() else " " for character in str(value or ""))
-    return line if len(line) <= MAX_VALUE else f"{line[: MAX_VALUE - 1]}…"
+    return cut("".join(character if character.isprintable() else " " for character in str(value or "")), MAX_VALUE)
+
+
+def cut(text: str, limit: int) -> str:
+    """A text of at most ``limit`` characters."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def lines(alert: Mapping[str, Any]) -> list[tuple[str, str]]:

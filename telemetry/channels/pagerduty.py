@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-import secrets
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from django.conf import settings
 
 from controlplane.services.checks import address_of
-from telemetry.channels.base import ChannelKind, Config, DeliveryError, Field, Message, Receipt, origin, text, url
-from telemetry.channels.http_post import open_client, post, to_json
+from telemetry.channels.base import ChannelKind, Config, Field, Message, Receipt, origin, source_field, url
+from telemetry.channels.http_post import post_each
 from telemetry.channels.message_text import lines, links, one_line
 from telemetry.models import Topic
 
@@ -20,7 +18,6 @@ ACTIONS = {"firing": "trigger", "repeated": "trigger", "acknowledged": "acknowle
 # PagerDuty's severities are critical, error, warning and info; any other severity becomes a warning.
 SEVERITIES = {"critical": "critical", "page": "critical", "error": "error", "warning": "warning", "info": "info"}
 MAX_SUMMARY = 1024
-MAX_MESSAGE_S = 30.0  # until the last event of a message is sent; less than the outbox's lease minus one deadline
 KEY = re.compile(r"[A-Za-z0-9]{32}\Z")
 Event = dict[str, Any]
 
@@ -66,15 +63,9 @@ def _details(data: Mapping[str, Any], source: str, site: str, severity: str | No
 
 
 def _send(config: Config, message: Message) -> Receipt:
-    receipt, ends_s = Receipt(), time.monotonic() + MAX_MESSAGE_S
     endpoint = f"{config['endpoint'].rstrip('/')}/v2/{'change/' if message.state == 'rollout' else ''}enqueue"
     events = events_of(message, routing_key=config["routing_key"], source=config["source"], site=settings.PUBLIC_URL)
-    with open_client() as http:
-        for event in events:
-            if time.monotonic() > ends_s:
-                raise DeliveryError("timed out before all alerts of this message were sent", retryable=True)
-            receipt = post(http, endpoint, to_json(event), now=message.at)
-    return receipt
+    return post_each(((endpoint, event) for event in events), now=message.at)
 
 
 def _routing_key(value: Any) -> str:
@@ -103,14 +94,7 @@ PAGERDUTY = ChannelKind(
             url,
             default="https://events.pagerduty.com",
         ),
-        Field(
-            "source",
-            "Source",
-            "Source of the incidents; distinguishes them from those of another installation. Generated if empty. After "
-            "a change, open incidents must be resolved by hand.",
-            text(100),
-            make=lambda: f"warmpath-{secrets.token_hex(4)}",
-        ),
+        source_field("incidents", "resolved"),
     ),
     _send,
     lambda config: origin(config["endpoint"]),

@@ -12,7 +12,7 @@ from typing import Any
 from telemetry.channels.base import Message
 from telemetry.channels.http_post import to_json
 from telemetry.channels.incoming_webhook import incoming_webhook
-from telemetry.channels.message_text import ZERO_WIDTH, cause_line, lines, links, one_line, title
+from telemetry.channels.message_text import ZERO_WIDTH, cause_line, cut, lines, links, one_line, title
 
 MAX_FIELDS = 10  # of one section, in two columns
 SENTENCES = ("Cause",)  # prefixes of labels whose values are sentences, shown in sections of their own
@@ -75,7 +75,7 @@ def _markdown(text: str, limit: int) -> Block:
 
 
 def _plain(text: str) -> Block:
-    text = text if len(text) <= MAX_HEADER else f"{text[: MAX_HEADER - 1]}…"
+    text = cut(text, MAX_HEADER)
     return {"type": "plain_text", "text": text.replace("@", f"@{ZERO_WIDTH}")[:MAX_HEADER], "emoji": False}
 
 

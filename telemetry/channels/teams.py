@@ -78,5 +78,5 @@ TEAMS = incoming_webhook(
     "Of a workflow that starts when a Teams webhook request is received.",
     body_of,
     read=_workflow_url,
-    fault=lambda text: "it responded that the delivery failed" if FAILED in text else "",
+    reject=FAILED,
 )

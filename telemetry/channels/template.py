@@ -18,23 +18,13 @@ from urllib.parse import quote
 from django.conf import settings
 
 from controlplane.services.checks import address_of
-from telemetry.channels.base import (
-    ChannelKind,
-    Config,
-    ConfigError,
-    DeliveryError,
-    Field,
-    Message,
-    Receipt,
-    one_of,
-    origin,
-    text,
-    url,
-)
+from telemetry.channels import base
+from telemetry.channels.base import ChannelKind, Config, ConfigError, DeliveryError, Field, Message, Receipt
 from telemetry.channels.http_post import open_client, post, to_json
 from telemetry.channels.message_text import links, message_lines, title
 
 MAX_TEMPLATE, MAX_HEADERS, MAX_BODY = 10_000, 4000, 1_000_000  # characters, characters, bytes
+METHODS = (("POST", "POST"), ("PUT", "PUT"))
 ROOTS = ("id", "type", "timestamp", "title", "text", "url", "state", "data")
 DEFAULT_BODY = '{"text": {{ text | json }}, "title": {{ title | json }}}'
 _PLACEHOLDER = re.compile(r"\{\{(?P<expression>.*?)\}\}|(?P<unclosed>\{\{)", re.DOTALL)
@@ -121,13 +111,9 @@ def _send(config: Config, message: Message) -> Receipt:
     if len(body) > MAX_BODY:
         raise DeliveryError(f"the message is longer than {MAX_BODY} bytes", retryable=False)
     headers = {"content-type": config["content_type"], **dict(_headers_of(config.get("headers", "")))}
-    expected = config.get("expect_in_response", "")
-
-    def fault(response: str) -> str:
-        return "" if expected in response else "the response does not contain the expected text"
-
+    expect = config.get("expect_in_response", "")
     with open_client() as http:
-        return post(http, config["url"], body, now=message.at, headers=headers, method=config["method"], fault=fault)
+        return post(http, config["url"], body, now=message.at, headers=headers, method=config["method"], expect=expect)
 
 
 def _headers_of(lines: str) -> Iterator[tuple[str, str]]:
@@ -171,20 +157,15 @@ EXAMPLE = Message(
         "data": {
             "alert": 7,
             "rule": "Hit rate drop",
-            "kind": "hit_rate_drop",
-            "severity": "warning",
             "pool": "chat",
             "state": "firing",
             "summary": "Hit rate of pool chat is 20.1 %, 58.9 points below its baseline of 79.0 %.",
             "labels": {"pool": "chat", "rule": "Hit rate drop", "kind": "hit_rate_drop", "severity": "warning"},
             "value_ratio": 0.201,
             "baseline_ratio": 0.79,
-            "started_at": "2026-01-31T13:40:00+00:00",
             "fired_at": "2026-01-31T13:45:00+00:00",
-            "resolved_at": None,
-            "causes": [{"kind": "revision", "confidence": 0.9, "summary": 'Revision 5 of policy "chat" moved homes.'}],
+            "causes": [{"confidence": 0.9, "summary": 'Revision 5 of policy "chat" moved homes.'}],
             "links": {"alert": "/alerts/7/"},
-            "path": "/?pool=chat",
         },
     },
 )
@@ -194,21 +175,14 @@ TEMPLATE = ChannelKind(
     "Template",
     "Sends a body of your own to a URL, for a service that no other kind speaks to.",
     (
-        Field("url", "URL", "URL that receives the body, https://host/path.", url, required=True, secret=True),
-        Field(
-            "method",
-            "Method",
-            "Method of the request.",
-            one_of("POST", "PUT"),
-            default="POST",
-            choices=(("POST", "POST"), ("PUT", "PUT")),
-        ),
+        Field("url", "URL", "URL that receives the body, https://host/path.", base.url, required=True, secret=True),
+        Field("method", "Method", "POST or PUT.", base.one_of("POST", "PUT"), default="POST", choices=METHODS),
         Field("headers", "Headers", "One a line, such as Authorization: Bearer abc.", _headers, secret=True, rows=3),
-        Field("content_type", "Content type", "Of the body.", text(100), default="application/json"),
+        Field("content_type", "Content type", "Of the body.", base.text(100), default="application/json"),
         Field(
             "body",
             "Body",
-            "Text with placeholders such as {{ title | json }}; see the README of this kind.",
+            "Text with placeholders such as {{ title | json }}: see telemetry/channels/template.md.",
             _lines(MAX_TEMPLATE),
             default=DEFAULT_BODY,
             rows=8,
@@ -216,12 +190,12 @@ TEMPLATE = ChannelKind(
         Field(
             "expect_in_response",
             "Expected in response",
-            "A response without this text is a failure, whatever its status.",
-            text(200),
+            "A response without it is a failure, whatever its status.",
+            base.text(200),
         ),
     ),
     _send,
-    lambda config: f"{origin(config['url'])}/...",
+    lambda config: f"{base.origin(config['url'])}/...",
     lambda config: address_of(config["url"]),
     check=_check,
     preview=_preview,

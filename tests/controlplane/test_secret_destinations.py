@@ -174,6 +174,11 @@ SECRETS = {  # kind.field: a value, and a new one; None where the secret is the 
     "alertmanager.password": (CANARY, FRESH),
     "alertmanager.bearer_token": (CANARY, FRESH),
     "email.password": (CANARY, FRESH),
+    "discord.url": None,
+    "google_chat.url": None,
+    "jsm.api_key": (CANARY, FRESH),
+    "ntfy.topic": (CANARY, FRESH),
+    "ntfy.token": (CANARY, FRESH),
     "pagerduty.routing_key": (ROUTING_KEY, FRESH_KEY),
     "slack.url": None,
     "teams.url": None,
@@ -183,6 +188,9 @@ SECRETS = {  # kind.field: a value, and a new one; None where the secret is the 
     "webhook.secret": (SIGNING, FRESH_SIGNING),
     "webhook.previous_secret": (SIGNING, FRESH_SIGNING),
 }
+
+
+OTHER_SECRETS = {"webhook.previous_secret": {"secret": FRESH_SIGNING}, "ntfy.token": {"topic": FRESH}}  # also moved
 
 
 def test_every_secret_of_every_kind_of_channel_has_a_case():
@@ -201,7 +209,7 @@ def channel_case(request, db):
     if field == "password":
         settings |= {"username": "u"} | ({"security": "tls"} if kind == "email" else {})
     channel = create_channel("on-call", kind=kind, config=settings | {field: value})
-    others = {"secret": FRESH_SIGNING} if request.param == "webhook.previous_secret" else {}
+    others = OTHER_SECRETS.get(request.param, {})
     return channel, field, value, fresh, move | others
 
 

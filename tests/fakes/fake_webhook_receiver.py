@@ -42,7 +42,7 @@ class Handler(FakeHandler):
     server: FakeWebhookReceiver
 
     def do_POST(self):  # noqa: N802 - http.server's name
-        body = self.rfile.read(int(self.headers["content-length"]))
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
         headers = {name.lower(): value for name, value in self.headers.items()}
         reply = self.server.record(Received(self.path, headers, body, self.command))
         if reply.hang:
@@ -50,7 +50,7 @@ class Handler(FakeHandler):
         else:
             self.respond(reply.status, reply.body, **reply.headers)
 
-    do_PUT = do_POST  # noqa: N815 - http.server's name
+    do_GET = do_PUT = do_POST  # noqa: N815 - http.server's names
 
 
 class FakeWebhookReceiver(FakeServer):

@@ -14,6 +14,10 @@ def config(kind, host, port):
     return {
         "alertmanager": {"url": url},
         "email": {"host": host, "port": port, "security": "none", "sender": "w@x.org", "recipients": "a@x.org"},
+        "discord": {"url": url},
+        "google_chat": {"url": f"{url}?key=k&token=t"},
+        "jsm": {"endpoint": url, "api_key": "k"},
+        "ntfy": {"server": url, "topic": "t"},
         "pagerduty": {"endpoint": url, "routing_key": ROUTING_KEY},
         "slack": {"url": url},
         "teams": {"url": url},

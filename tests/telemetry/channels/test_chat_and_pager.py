@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from telemetry.channels import pagerduty as pagerduty_module
+from telemetry.channels import http_post
 from telemetry.channels.base import ConfigError, DeliveryError
 from telemetry.channels.pagerduty import PAGERDUTY
 from telemetry.channels.slack import SLACK, escape, link_to
@@ -127,7 +127,7 @@ def test_a_partial_or_slow_delivery_is_retried_as_a_whole(receiver, monkeypatch)
         pager(receiver, several(1, 2, 3))
     assert (caught.value.retryable, caught.value.retry_after_s, len(receiver.received)) == (True, 30.0, 2)
 
-    monkeypatch.setattr(pagerduty_module, "MAX_MESSAGE_S", -1.0)
+    monkeypatch.setattr(http_post, "MAX_MESSAGE_S", -1.0)
     with pytest.raises(DeliveryError, match="timed out before"):
         pager(receiver, several(1, 2, 3))
 
