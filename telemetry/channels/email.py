@@ -41,6 +41,11 @@ from telemetry.channels.message_text import lines, links, one_line, title
 MAX_REPLY_BYTES = 1 << 16  # of all replies on one connection, before and after STARTTLS
 LOCAL_NAME = "warmpath"  # in EHLO, so that the host's name is not disclosed
 DEADLINE_S = 15.0
+GREETING_S = 1.0  # after which a silent server is asked whether it waits for TLS; a slow one has the whole deadline
+TLS_RECORDS = (b"\x16", b"\x15")  # handshake, alert
+NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")  # OpenSSL's reasons, by version
+SPEAKS_TLS = "this port speaks TLS from the start: choose that as encryption, or the port of STARTTLS, usually 587"
+SPEAKS_PLAIN = "this port does not speak TLS from the start: choose STARTTLS, or the port of TLS, usually 465"
 STARTTLS, TLS, PLAIN = "starttls", "tls", "none"
 _TEMPLATES = {
     escape: Engine(dirs=[str(Path(__file__).parent)], autoescape=escape, libraries={}) for escape in (True, False)
@@ -48,14 +53,17 @@ _TEMPLATES = {
 
 
 class GuardedSMTP(smtplib.SMTP):
-    """smtplib's client, restricted by egress rules; with ``tls`` the connection is encrypted from the first byte.
+    """smtplib's client, restricted by egress rules; if ``encrypted``, with TLS from the first byte.
 
+    A server that is silent at first may wait for TLS, which a second connection finds out: DeliveryError.
     A timer shuts the connection down after ``deadline_s``, because timeouts of single reads may add up. The timer has a
     duplicate of the socket, because TLS detaches the socket itself during the handshake.
     """
 
-    def __init__(self, host: str, port: int, rules: Rules, *, deadline_s: float, tls: ssl.SSLContext | None) -> None:
-        self._rules, self._tls = rules, tls
+    def __init__(
+        self, host: str, port: int, rules: Rules, *, deadline_s: float, tls: ssl.SSLContext, encrypted: bool
+    ) -> None:
+        self._rules, self._tls, self._encrypted = rules, tls, encrypted
         self._handle: socket.socket | None = None
         self._timer = threading.Timer(deadline_s, self._shut_down)
         self._timer.daemon = True
@@ -69,7 +77,29 @@ class GuardedSMTP(smtplib.SMTP):
     def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:
         raw = guarded_socket(host, port, self._rules, timeout_s=timeout)
         self._handle = raw.dup()
-        return self._tls.wrap_socket(raw, server_hostname=host) if self._tls else raw
+        if self._encrypted:
+            return self._tls.wrap_socket(raw, server_hostname=host)
+        raw.settimeout(min(GREETING_S, timeout))
+        try:
+            raw.recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            if self._speaks_tls(host, port):
+                raw.close()
+                raise DeliveryError(SPEAKS_TLS, retryable=True) from None
+        raw.settimeout(timeout)
+        return raw
+
+    def _speaks_tls(self, host: str, port: int) -> bool:
+        """Whether the server responds to a ClientHello with a TLS record."""
+        hello = ssl.MemoryBIO()
+        with suppress(ssl.SSLWantReadError):
+            self._tls.wrap_bio(ssl.MemoryBIO(), hello, server_hostname=host).do_handshake()
+        try:
+            with closing(guarded_socket(host, port, self._rules, timeout_s=GREETING_S)) as connection:
+                connection.sendall(hello.read())
+                return connection.recv(1) in TLS_RECORDS
+        except OSError:
+            return False
 
     def getreply(self) -> tuple[int, bytes]:
         """The server's next reply, of limited size."""
@@ -138,10 +168,10 @@ def _render(name: str, context: Mapping[str, Any], *, escape: bool) -> str:
 
 def send_mail(config: Config, message: Message, *, site: str, rules: Rules, tls: ssl.SSLContext) -> Receipt:
     """Deliver once; DeliveryError, retryable for timeouts and codes 4xx."""
-    implicit_tls = tls if config["security"] == TLS else None
+    encrypted = config["security"] == TLS
     try:
         with closing(
-            GuardedSMTP(config["host"], config["port"], rules, deadline_s=DEADLINE_S, tls=implicit_tls)
+            GuardedSMTP(config["host"], config["port"], rules, deadline_s=DEADLINE_S, tls=tls, encrypted=encrypted)
         ) as server:
             if config["security"] == STARTTLS:
                 server.starttls(context=tls)  # an error if it is not offered: nothing is sent unencrypted
@@ -159,8 +189,9 @@ def send_mail(config: Config, message: Message, *, site: str, rules: Rules, tls:
         raise _smtp_error(error) from None
     except ssl.SSLCertVerificationError:
         raise DeliveryError("its certificate is not trusted", retryable=True) from None
-    except ssl.SSLError:
-        raise DeliveryError("the TLS handshake failed", retryable=True) from None
+    except ssl.SSLError as error:
+        reason = SPEAKS_PLAIN if encrypted and error.reason in NOT_TLS else "the TLS handshake failed"
+        raise DeliveryError(reason, retryable=True) from None
     except TimeoutError:
         raise DeliveryError(f"no response within {DEADLINE_S:g} s", retryable=True) from None
     except OSError:

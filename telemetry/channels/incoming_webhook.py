@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import urlencode, urlsplit
 
-import httpx
 from django.conf import settings
 
 from controlplane.services.checks import origin_of
@@ -29,7 +29,8 @@ def incoming_webhook(
     """A kind that POSTs ``body_of(message, site)`` with some parameters added to the URL's own; the rest: ``post``."""
 
     def send(config: Config, message: Message) -> Receipt:
-        address = str(httpx.URL(config["url"]).copy_merge_params(query)) if query else config["url"]
+        parts = urlsplit(config["url"])
+        address = parts._replace(query="&".join(filter(None, (parts.query, urlencode(query))))).geturl()
         headers = {"content-type": "application/json; charset=utf-8"}
         body = body_of(message, settings.PUBLIC_URL)
         with open_client() as http:

@@ -4,6 +4,7 @@ import ipaddress
 import socket
 import ssl
 import threading
+import time
 
 import pytest
 
@@ -135,6 +136,47 @@ def test_an_untrusted_certificate_is_rejected(security, certificate):
 
     assert "certificate" in str(error)
     assert server.mails == []
+
+
+@pytest.mark.parametrize(
+    ("security", "speaks", "reason"),
+    [
+        ("starttls", "tls", channel_module.SPEAKS_TLS),
+        ("none", "tls", channel_module.SPEAKS_TLS),
+        ("tls", "starttls", channel_module.SPEAKS_PLAIN),
+    ],
+)
+def test_an_encryption_that_is_not_that_of_the_port_is_said_in_seconds(certificate, security, speaks, reason):
+    started = time.monotonic()
+    with mail_server(**{speaks: certificate.server()}) as server:
+        error = refused(server.port, security=security)
+
+    assert (str(error), error.retryable) == (reason, True)
+    assert time.monotonic() - started < 5  # of a deadline of 15
+    assert server.mails == []
+
+
+def test_a_server_that_greets_late_is_waited_for(monkeypatch):
+    """The first connection is kept, and nothing is sent on it before the greeting."""
+    monkeypatch.setattr(channel_module, "GREETING_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        heard = []
+
+        def greet_late():
+            first, probe = (listener.accept()[0] for _ in range(2))
+            probe.recv(1000)
+            probe.close()
+            first.sendall(b"220 late\r\n")
+            heard.append(first.recv(100))
+            first.close()
+
+        thread = threading.Thread(target=greet_late, daemon=True)
+        thread.start()
+        error = refused(listener.getsockname()[1])
+        thread.join(timeout=5)
+
+    assert heard == [b"ehlo warmpath\r\n"]
+    assert str(error) == "the server closed the connection"
 
 
 def test_nothing_is_sent_without_starttls(trusting):
