@@ -195,7 +195,7 @@ GROUP = kinds_of(
     "semantic_cache",
 )
 REPLICA = kinds_of(ReplicaConfig, "adapters", "data_parallel_size", "kv_events", "role")
-CLIENT_KEY = kinds_of(ApiKey, "models", "groups", "tenant", "requests_per_s", "burst", "tokens_per_min")
+CLIENT_KEY = kinds_of(ApiKey, "models", "groups", "tenant", "requests_per_s", "burst", "tokens_per_min", "queue_weight")
 FLEET = kinds_of(RouterConfig, "limits")
 API_KEY = kinds_of(ReplicaConfig, "api_key")["api_key"]
 TIER1_HASHES = kinds_of(GroupMatch, "tier1_hashes")["tier1_hashes"]

@@ -325,6 +325,7 @@ class ClientKey(VersionedModel):
     requests_per_s = FloatField(null=True, blank=True)
     burst = PositiveIntegerField(null=True, blank=True)  # requests; None: one second of requests_per_s
     tokens_per_min = PositiveBigIntegerField(null=True, blank=True)
+    queue_weight = FloatField(default=1.0, db_default=1.0)
     created_at = DateTimeField(auto_now_add=True)
     created_by = ForeignKey(settings.AUTH_USER_MODEL, PROTECT, null=True, blank=True, related_name="+")
     expires_at = DateTimeField(null=True, blank=True)  # None: never

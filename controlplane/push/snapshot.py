@@ -49,6 +49,7 @@ def api_key(key: ClientKey) -> schema.ApiKey:
         requests_per_s=key.requests_per_s,
         burst=key.burst,
         tokens_per_min=key.tokens_per_min,
+        queue_weight=key.queue_weight,
         expires_at=None if key.expires_at is None else int(key.expires_at.timestamp()),
     )
 

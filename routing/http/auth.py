@@ -84,6 +84,8 @@ class Grant:
         self.groups = key.groups
         self.expires_at = key.expires_at
         self.tenant = key.tenant
+        self.flow = key.name if key.tenant is None else f"tenant/{key.tenant}"  # in admission queues
+        self.queue_weight = key.queue_weight
         self._secret = hash_secret.encode()
         self._budgets = {
             rate.unit: Budget(rate.per_s, rate.capacity, now, None if shared is None else shared.cell(rate.name))

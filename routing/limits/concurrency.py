@@ -1,24 +1,39 @@
-"""Concurrency limiter: bounds the number of running requests; further requests wait in a bounded priority queue.
+"""Concurrency limiter: bounds the number of running requests; further requests wait in a bounded, fair queue.
 
 Theory of operation. An engine with more requests than it can batch preempts and recomputes some of them, so beyond its
 best concurrency each further request slows down all. Waiting in the router costs the engine nothing. The queue is
-bounded in length and in time, because clients give up on late responses: a request that finds the queue full is
-rejected at once. The most urgent requests run first; within a priority the queue is first come, first served. Removing
-the requests that timed out takes O(their number); everything else is O(1).
+bounded in length and in time, because clients give up on late responses.
+
+Permits are shared among *flows* (tenants, API keys or task groups) by tokens of work: start-time fair queueing (Goyal,
+Vin and Cheng, 1996). Each flow has a start tag, the virtual time at which its next request is due. A request moves the
+tag on by its cost, which is its work by its weight, and the flow with the lowest tag is next. The virtual time is the
+tag of the latest admitted request; a flow without waiting requests starts there, so that it gets no credit for the
+past. The work is an estimate until the request has ended, and the difference is then added to the flow's next request.
+
+The most urgent requests go first: each priority is a fair queue of its own. A request that has waited for half of
+``max_wait_s`` counts as most urgent, so that none starves. A full queue rejects the newest request of the flow with the
+most work waiting, relative to its weight: this flow has at least its share of the queue. Each operation takes O(log n),
+amortized.
 """
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Final, Protocol
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count
+from typing import Final, Protocol, TypeAlias
+from zlib import crc32
 
 from routing.schema import PRIORITIES, ConcurrencyConfig
 
 
 class SharedPermits(Protocol):
     """Permits that several processes share. The request with the highest ``order`` runs first; 0: no request waits."""
+
+    tags: memoryview[float]  # virtual times of the priorities, and after them the tags of flows, by hash
 
     def acquire(self, limit: int, order: float) -> bool:
         """Take a permit, unless all processes have ``limit``, or a request in another one has a higher order."""
@@ -60,8 +75,13 @@ class SharedLimits(Protocol):
 
 
 MAX_RETRY_AFTER_S: Final = 60
-_MAX_CLOCK_S: Final = 1e9  # above any clock's value, and small enough that a float still resolves microseconds
+_MAX_TAG: Final = 1e15  # above any tag, and small enough that a float still resolves a few tokens
 PACE_WEIGHT: Final = 1 / 32  # of the latest gap between two releases
+LENGTH_WEIGHT: Final = 1 / 8  # of the latest response in a flow's mean of generated tokens
+URGENT_AFTER: Final = 0.5  # of ``max_wait_s``
+MIN_FLOWS: Final = 256  # with fewer, idle ones are kept
+Tags: TypeAlias = "list[float] | memoryview[float]"
+MIN_TOKENS: Final = 16  # that a request costs at least, as its permit is in use all the same
 
 
 class RejectionCause(StrEnum):
@@ -79,6 +99,21 @@ class Waiter(Protocol):
         """0 is the most urgent."""
         ...
 
+    @property
+    def flow(self) -> str:
+        """Whose share of the permits the request uses."""
+        ...
+
+    @property
+    def weight(self) -> float:
+        """The larger, the less of its flow's share the request uses."""
+        ...
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Estimated tokens of its prompt that are not cached."""
+        ...
+
     def admit(self) -> None:
         """Run the request, which got a permit. Must not call the limiter."""
         ...
@@ -86,6 +121,42 @@ class Waiter(Protocol):
     def on_rejected(self, limiter: ConcurrencyLimiter, cause: RejectionCause) -> None:
         """Reject the request, which left the queue without a permit. Must not call the limiter."""
         ...
+
+
+class Flow:
+    """Requests that share one part of the permits."""
+
+    def __init__(self, name: str, generated: float) -> None:
+        self.name = name
+        self.generated = generated  # mean generated tokens of a response
+        self.requests = 0  # waiting and running
+        self.lanes: dict[int, Lane] = {}  # by priority
+        self.waiting_cost = 0.0
+        self.listed_cost = 0.0  # ``waiting_cost`` in its latest entry among the flows by waiting cost
+
+
+class Lane:
+    """Requests of one flow with one priority."""
+
+    def __init__(self, flow: Flow, priority: int, tags: Tags, at: int) -> None:
+        self.flow = flow
+        self.priority = priority
+        self.waiters: OrderedDict[Waiter, float] = OrderedDict()  # their costs, the first to be admitted first
+        self.debt = 0.0  # cost of requests that have ended, beyond what was estimated
+        self.is_listed = False  # it has an entry among the lanes of its priority
+        self._tags, self._at = tags, at  # the tag of the flow, which other processes may raise
+        self.tag = tags[at]  # of its next request; stays until that is admitted, as other processes know it
+
+    def start(self, virtual_time: float) -> None:
+        """Set the tag while no request waits."""
+        self.tag = self._tags[self._at] = max(virtual_time, self._tags[self._at] + self.debt)
+        self.debt = 0.0
+
+    def charge(self, cost: float) -> None:
+        """A request of this cost is admitted."""
+        self._tags[self._at] += max(0.0, cost + self.debt)
+        self.tag = self._tags[self._at]
+        self.debt = min(0.0, cost + self.debt)
 
 
 class ConcurrencyLimiter:
@@ -102,16 +173,30 @@ class ConcurrencyLimiter:
         share: float = 1.0,
         permits: SharedPermits | None = None,
     ) -> None:
-        self.running = 0
         self.waiting = 0
         self.rejected = dict.fromkeys(RejectionCause, 0)
         self._clock = clock
         self._permits = permits
-        self._queues: list[dict[Waiter, float]] = [{} for _ in range(PRIORITIES)]  # enqueued at, by priority
+        self._running: dict[Waiter, tuple[Lane, float]] = {}  # and their costs
+        self._waiting: OrderedDict[Waiter, tuple[Lane, float]] = OrderedDict()  # and when they arrived, in this order
+        self._ageing: OrderedDict[Waiter, float] = OrderedDict()  # those that are not most urgent yet
+        self._flows: dict[str, Flow] = {}
+        self._max_flows = MIN_FLOWS  # beyond that, idle ones are dropped
+        self._tags: Tags = [0.0] * PRIORITIES if permits is None else permits.tags
+        self._lanes: list[list[tuple[float, int, Lane]]] = [[] for _ in range(PRIORITIES)]  # heaps, by tag
+        self._flows_by_cost: list[tuple[float, int, Flow]] = []  # heap, by the negative cost that waits
+        self._numbers = count()  # break ties
+        self._highest_tag = 0.0
+        self._generated = 0.0  # mean generated tokens of a response
         self._gap_s: float | None = None  # mean time between releases at the limit; None before the second
         self._released_at: float | None = None  # latest release at the limit; None if a permit has been free since
         self._share = share
         self.configure(config)
+
+    @property
+    def running(self) -> int:
+        """Permits that this process holds."""
+        return len(self._running)
 
     def configure(self, config: ConcurrencyConfig) -> None:
         """Use these limits from now on, and admit what they allow."""
@@ -132,49 +217,71 @@ class ConcurrencyLimiter:
 
     def acquire(self, waiter: Waiter) -> bool:
         """Whether the waiter got a permit. Otherwise it is queued, or has been rejected."""
-        if not self.waiting and self._take_permit(waiter.priority, None):
+        lane = self._lane(self._flow(waiter.flow), waiter.priority)
+        if not lane.waiters:
+            lane.start(self._tags[lane.priority])
+        cost = _cost(waiter, waiter.prompt_tokens + lane.flow.generated)
+        if not self.waiting and self._take_permit(lane):
+            lane.flow.requests += 1
+            self._charge(waiter, lane, cost)
             return True
         waiting = self.waiting if self._permits is None else self.waiting + self._permits.waiting_in_other_workers
         if waiting >= self._max_waiting:
-            self._reject(waiter, RejectionCause.FULL)
-        else:
-            self._queues[waiter.priority][waiter] = self._clock()
-            self.waiting += 1
-            self._publish_queue()
+            displaced = self._displaced_by(lane.flow, cost)
+            if displaced is None:
+                self._reject(waiter, RejectionCause.FULL)
+                return False
+            self.cancel(displaced)
+            self._reject(displaced, RejectionCause.FULL)
+        now = self._clock()
+        if lane.priority:
+            self._ageing[waiter] = now
+        lane.flow.requests += 1
+        self.waiting += 1
+        self._enqueue(waiter, lane, cost, now)
+        self._publish_queue()
         return False
 
-    def release(self) -> None:
-        """Give back the permit of an admitted request that is over."""
+    def release(self, waiter: Waiter, usage: tuple[int, int] | None = None) -> None:
+        """Give back the permit of an admitted request that is over. ``usage``: uncached and generated tokens."""
         now = self._clock()
         if self._released_at is not None:
             gap = now - self._released_at
             self._gap_s = gap if self._gap_s is None else self._gap_s + PACE_WEIGHT * (gap - self._gap_s)
-        self.running -= 1
+        lane, cost = self._running.pop(waiter)
+        lane.flow.requests -= 1
+        if usage is not None:
+            lane.debt += _cost(waiter, sum(usage)) - cost
+            if not lane.waiters:
+                lane.start(0.0)
+            lane.flow.generated += LENGTH_WEIGHT * (usage[1] - lane.flow.generated)
+            self._generated += LENGTH_WEIGHT * (usage[1] - self._generated)
         if self._permits is not None:
             self._permits.release()
+        elif not (self._running or self.waiting):
+            self._tags[lane.priority] = max(self._tags[lane.priority], self._highest_tag)
         self.admit()
         running = self.running if self._permits is None else self._permits.running
         self._released_at = now if running >= self._max_running else None
 
     def cancel(self, waiter: Waiter) -> bool:
         """Remove a waiter that no longer wants a permit; False if it is not queued."""
-        if self._queues[waiter.priority].pop(waiter, None) is None:
+        if waiter not in self._waiting:
             return False
-        self.waiting -= 1
+        lane, _ = self._dequeue(waiter)
+        lane.flow.requests -= 1
         self._publish_queue()
         return True
 
     def expire(self) -> None:
         """Reject waiters that have waited for too long."""
-        if not self.waiting:
-            return
         deadline = self._clock() - self._max_wait_s
-        for queue in self._queues:
-            while queue and (first := next(iter(queue.items())))[1] <= deadline:
-                del queue[first[0]]
-                self.waiting -= 1
-                self._publish_queue()
-                self._reject(first[0], RejectionCause.TIMEOUT)
+        while self.waiting:
+            waiter, (_, since) = next(iter(self._waiting.items()))
+            if since > deadline:
+                break
+            self.cancel(waiter)
+            self._reject(waiter, RejectionCause.TIMEOUT)
 
     @property
     def retry_after_s(self) -> int:
@@ -183,42 +290,156 @@ class ConcurrencyLimiter:
         return max(1, min(MAX_RETRY_AFTER_S, math.ceil(wait_s)))
 
     def admit(self) -> None:
-        """Admit as many waiters as there are permits, the most urgent first."""
+        """Admit as many waiters as there are permits, the most urgent first, and among them by the tags of flows."""
+        if self._ageing:
+            self._raise_priorities()
         while self.waiting:
-            queue = next(queue for queue in self._queues if queue)
-            waiter, since = next(iter(queue.items()))
-            if not self._take_permit(waiter.priority, since):
+            lane = self._first_lane()
+            if lane is None or not self._take_permit(lane):
                 return
-            del queue[waiter]
-            self.waiting -= 1
+            waiter = next(iter(lane.waiters))
+            _, cost = self._dequeue(waiter)
+            self._charge(waiter, lane, cost)
             self._publish_queue()
             waiter.admit()
 
-    def _take_permit(self, priority: int, since: float | None) -> bool:
-        """Take a permit for a request that has waited since the time ``since``; None: it has just arrived."""
+    def _take_permit(self, lane: Lane) -> bool:
+        """Take a permit for the next request of a lane."""
         if self._permits is None:
-            is_free = self.running < self._max_running
-        else:
-            order = _order(priority, self._clock() if since is None else since)
-            is_free = self._permits.acquire(self._max_running, order)
-        self.running += is_free
-        return is_free
+            return len(self._running) < self._max_running
+        return self._permits.acquire(self._max_running, _order(lane))
+
+    def _charge(self, waiter: Waiter, lane: Lane, cost: float) -> None:
+        self._tags[lane.priority] = max(self._tags[lane.priority], lane.tag)
+        lane.charge(cost)
+        self._highest_tag = max(self._highest_tag, lane.tag)
+        self._running[waiter] = (lane, cost)
+
+    def _enqueue(self, waiter: Waiter, lane: Lane, cost: float, since: float) -> None:
+        """Append a waiter to its lane, which has started."""
+        flow = lane.flow
+        lane.waiters[waiter] = cost
+        self._waiting[waiter] = (lane, since)
+        if not lane.is_listed:
+            lane.is_listed = True
+            heappush(self._lanes[lane.priority], (lane.tag, next(self._numbers), lane))
+        flow.waiting_cost += cost
+        self._list_flow(flow)
+
+    def _dequeue(self, waiter: Waiter) -> tuple[Lane, float]:
+        """Remove a waiter; its lane and cost."""
+        lane, _ = self._waiting.pop(waiter)
+        self._ageing.pop(waiter, None)
+        cost = lane.waiters.pop(waiter)
+        lane.flow.waiting_cost -= cost
+        self.waiting -= 1
+        return lane, cost
+
+    def _raise_priorities(self) -> None:
+        """Make those most urgent that have waited for half of the longest wait."""
+        before = self._clock() - URGENT_AFTER * self._max_wait_s
+        while self._ageing:
+            waiter, since = next(iter(self._ageing.items()))
+            if since > before:
+                break
+            del self._ageing[waiter]
+            lane = self._waiting[waiter][0]
+            cost = lane.waiters.pop(waiter)
+            lane.flow.waiting_cost -= cost
+            urgent = self._lane(lane.flow, 0)
+            if not urgent.waiters:
+                urgent.start(self._tags[0])
+            self._enqueue(waiter, urgent, cost, since)  # keeps its place among those by arrival
+            self._publish_queue()
+
+    def _first_lane(self) -> Lane | None:
+        """The lane whose request is next; None if no request waits."""
+        for lanes in self._lanes:
+            while lanes:
+                tag, _, lane = lanes[0]
+                if not lane.waiters:
+                    lane.is_listed = False
+                    heappop(lanes)
+                elif tag < lane.tag:  # it was charged since
+                    heapreplace(lanes, (lane.tag, next(self._numbers), lane))
+                else:
+                    return lane
+        return None
+
+    def _displaced_by(self, flow: Flow, cost: float) -> Waiter | None:
+        """The waiter that makes room for a request of a flow; None if the flow itself has the most work waiting."""
+        heaviest = self._heaviest_flow()
+        if heaviest is None or flow.waiting_cost + cost >= heaviest.waiting_cost:
+            return None
+        lane = heaviest.lanes[max(priority for priority, lane in heaviest.lanes.items() if lane.waiters)]
+        return next(reversed(lane.waiters))
+
+    def _heaviest_flow(self) -> Flow | None:
+        flows = self._flows_by_cost
+        while flows:
+            negative, _, flow = flows[0]
+            if -negative != flow.listed_cost:  # superseded by a higher entry
+                heappop(flows)
+            elif flow.waiting_cost < flow.listed_cost:
+                heappop(flows)
+                flow.listed_cost = 0.0
+                if any(lane.waiters for lane in flow.lanes.values()):
+                    self._list_flow(flow)
+            else:
+                return flow
+        return None
+
+    def _list_flow(self, flow: Flow) -> None:
+        """List a flow by what waits of it now. A higher entry is replaced when it is reached."""
+        if flow.waiting_cost <= flow.listed_cost:
+            return
+        flow.listed_cost = flow.waiting_cost
+        heappush(self._flows_by_cost, (-flow.listed_cost, next(self._numbers), flow))
+        if len(self._flows_by_cost) > 2 * len(self._flows) + MIN_FLOWS:
+            self._flows_by_cost = [entry for entry in self._flows_by_cost if -entry[0] == entry[2].listed_cost]
+            heapify(self._flows_by_cost)
+
+    def _flow(self, name: str) -> Flow:
+        flow = self._flows.get(name)
+        if flow is None:
+            if len(self._flows) >= self._max_flows:
+                self._flows = {name: flow for name, flow in self._flows.items() if not self._is_idle(flow)}
+                self._max_flows = max(MIN_FLOWS, 2 * len(self._flows))
+            flow = self._flows[name] = Flow(name, self._generated)
+        return flow
+
+    def _is_idle(self, flow: Flow) -> bool:
+        """Whether nothing is lost without a flow: none of its requests is here, and its tags are in the past."""
+        lanes = flow.lanes.items()
+        is_past = self._permits is not None or all(lane.tag <= self._tags[priority] for priority, lane in lanes)
+        return is_past and not flow.requests
+
+    def _lane(self, flow: Flow, priority: int) -> Lane:
+        lane = flow.lanes.get(priority)
+        if lane is None:
+            if self._permits is None:
+                lane = Lane(flow, priority, [self._tags[priority]], 0)
+            else:
+                at = PRIORITIES + crc32(f"{priority}/{flow.name}".encode()) % (len(self._tags) - PRIORITIES)
+                lane = Lane(flow, priority, self._tags, at)
+            flow.lanes[priority] = lane
+        return lane
 
     def _publish_queue(self) -> None:
         if self._permits is None:
             return
-        order = 0.0
-        for priority, queue in enumerate(self._queues):
-            if queue:
-                order = _order(priority, next(iter(queue.values())))
-                break
-        self._permits.publish_queue(self.waiting, order)
+        lane = self._first_lane()
+        self._permits.publish_queue(self.waiting, 0.0 if lane is None else _order(lane))
 
     def _reject(self, waiter: Waiter, cause: RejectionCause) -> None:
         self.rejected[cause] += 1
         waiter.on_rejected(self, cause)
 
 
-def _order(priority: int, since: float) -> float:
-    """Order by urgency, then by waiting time. ``since``: seconds of a clock that all processes share."""
-    return (PRIORITIES - priority) * _MAX_CLOCK_S - since
+def _cost(waiter: Waiter, tokens: float) -> float:
+    return max(MIN_TOKENS, tokens) / waiter.weight
+
+
+def _order(lane: Lane) -> float:
+    """Order by urgency, then by tag, among all processes."""
+    return (PRIORITIES - lane.priority) * _MAX_TAG - lane.tag

@@ -214,8 +214,15 @@ class PickedRequest:
         def on_admitted() -> None:
             future.set_result(None)
 
+        request, tokens = self._request, decision.choice.uncached_tokens(decision.keys.prompt_tokens)
         self._permit = queues.permit(
-            decision.pool, decision.group, self._request.head.priority, on_admitted, future.set_exception
+            decision.pool,
+            decision.group,
+            request.head.priority,
+            request.grant,
+            tokens,
+            on_admitted,
+            future.set_exception,
         )
         if self._permit.acquire():
             return True
@@ -365,6 +372,8 @@ class PickedRequest:
             self._active.connection_pools[record.replica].on_usage_rejected()
         grant, was_probe = self._request.grant, self._is_probe
         record_completion(services, grant, record, self._ticket, usage, outcome, was_probe=was_probe)
+        if self._permit is not None:
+            self._permit.record_usage(usage)
         self._finish(outcome)
 
     def reject(self, rejection: RejectedRequestError) -> None:

@@ -4,18 +4,27 @@ Theory of operation. A request first needs a permit of its task group and then o
 its limit does not fill the pool's queue. Without limits there are no queues. A request that had to wait is placed
 again when it is admitted, because loads have changed. It is notified in its own iteration of the event loop, so that
 the end of one request cannot start a chain of ends.
+
+A request belongs to the flow of its API key's tenant, else of its API key, else of its task group. All of these are in
+the configuration, so that clients cannot make flows. The expected work is what the replica of the first decision has
+not cached of the prompt, and the mean length of the flow's responses.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from routing.http.response import RejectedRequestError
+from routing.http.usage import generated_tokens, prompt_and_cached
 from routing.limits.concurrency import ConcurrencyLimiter, RejectionCause, SharedLimits
 from routing.observability.metrics import PREFIX, Histogram, header, labels
 from routing.schema import LEAST_URGENT, ConcurrencyConfig, RouterConfig
+
+if TYPE_CHECKING:
+    from routing.http.auth import Grant
+    from routing.http.response_json import Usage
 
 QueueKey = tuple[str, str]  # pool, and task group or "" for the pool's own
 Queue = tuple[ConcurrencyLimiter, Histogram]
@@ -36,10 +45,16 @@ class QueuePermit:
         self,
         queues: list[Queue],
         priority: int,
+        flow: str,
+        weight: float,
+        prompt_tokens: int,
         on_admitted: Callable[[], None],
         on_rejected: Callable[[RejectedRequestError], None],
     ) -> None:
         self.priority = priority
+        self.flow, self.weight = flow, weight
+        self.prompt_tokens = prompt_tokens  # that are not cached
+        self._usage: tuple[int, int] | None = None  # uncached and generated tokens, once known
         self._queues: list[Queue] = queues
         self._on_admitted: Callable[[], None] | None = on_admitted  # None: released
         self._on_rejected = on_rejected
@@ -67,6 +82,13 @@ class QueuePermit:
         rejection = RejectedRequestError(status, _MESSAGES[cause], retry_after_s=queue.retry_after_s)
         self._loop.call_soon(self._reject, rejection)
 
+    def record_usage(self, usage: Usage | None) -> None:
+        """Correct the expected work by the usage that a complete response reports."""
+        prompt, cached = (None, None) if usage is None else prompt_and_cached(usage)
+        if usage is not None and prompt is not None:
+            uncached = min(prompt, self.prompt_tokens) if cached is None else prompt - cached
+            self._usage = (uncached, generated_tokens(usage) or 0)
+
     def release(self) -> None:
         """Give all permits back, or leave the queue: the request has ended."""
         if self._on_admitted is None:
@@ -75,7 +97,7 @@ class QueuePermit:
         if self._acquired < len(self._queues):
             self._queues[self._acquired][0].cancel(self)
         for queue, _ in self._queues[: self._acquired]:
-            queue.release()
+            queue.release(self, self._usage)
 
     def _continue(self) -> None:
         """Acquire the permits of the next queues, after a queue has admitted the request."""
@@ -117,15 +139,21 @@ class AdmissionQueues:
         pool: str,
         group: str,
         priority: int | None,
+        grant: Grant | None,
+        prompt_tokens: int,
         on_admitted: Callable[[], None],
         on_rejected: Callable[[RejectedRequestError], None],
     ) -> QueuePermit:
-        """``priority``: from the client, which can lower the urgency of its task group and not raise it."""
+        """``priority``: from the client, which can lower the urgency of its task group and not raise it.
+
+        ``prompt_tokens``: estimated tokens of the prompt that are not cached.
+        """
         keys = ((pool, group), (pool, "")) if group else ((pool, ""),)
         group_priority = self._priorities.get((pool, group), 0)
         effective = group_priority if priority is None else min(max(group_priority, priority), LEAST_URGENT)
         queues = [self._queues[key] for key in keys if key in self._queues]
-        return QueuePermit(queues, effective, on_admitted, on_rejected)
+        flow, weight = (group, 1.0) if grant is None else (grant.flow, grant.queue_weight)
+        return QueuePermit(queues, effective, flow, weight, prompt_tokens, on_admitted, on_rejected)
 
     def admit(self) -> bool:
         """Admit requests to permits that another process has released; whether any still wait."""

@@ -259,9 +259,15 @@ class Exchange(UpstreamCall):
         queues = self._services.admission_queues
         if queues is not None and self._permit is None:
             self._pool, self._group = decision.pool, decision.group
-            priority = self._request.head.priority
+            request, tokens = self._request, decision.choice.uncached_tokens(decision.keys.prompt_tokens)
             self._permit = queues.permit(
-                decision.pool, decision.group, priority, self.on_admitted, self.on_queue_rejected
+                decision.pool,
+                decision.group,
+                request.head.priority,
+                request.grant,
+                tokens,
+                self.on_admitted,
+                self.on_queue_rejected,
             )
             if not self._permit.acquire():
                 self._enter(QUEUED)
@@ -721,6 +727,8 @@ class Exchange(UpstreamCall):
         record_completion(
             self._services, self._request.grant, self._record, self._ticket, usage, outcome, was_probe=self._is_probe
         )
+        if self._permit is not None:
+            self._permit.record_usage(usage)
         if self._lookup is not None and outcome is Outcome.OK:
             self._lookup.complete(is_stream=self._record.is_streamed is True)
         return outcome

@@ -43,6 +43,15 @@ class ApiKey(Frozen, frozen=True):
         Annotated[int, number("tokens/min", 1, 1 << 40, "Prompt tokens and generated tokens, counted by each router.")]
         | None
     ) = None
+    queue_weight: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1000,
+            description="Share of a pool or task group at its concurrency limit, relative to other keys: with 2, twice "
+            "as many tokens of its requests are admitted as of a key with 1. Keys of a tenant have one share together.",
+        ),
+    ] = 1.0
     expires_at: (
         Annotated[
             int, number("s", 0, 1 << 40, "When the key stops working, in seconds since 1970, by each router's clock.")

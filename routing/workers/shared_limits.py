@@ -7,9 +7,11 @@ under a lock on the memory's file, which the kernel releases when its holder die
 that is stopped while it holds the lock, or has the first request in order, blocks others only briefly: they try the
 lock for about a millisecond, then wait for the next tick, and ignore workers that do not tick. Requests wait in their
 own worker. Each worker publishes the order of its first waiting request, and none acquires a permit before that of
-another worker which comes first. Permits that other workers release are noticed at the next tick. Requests in flight
-are counted as permits are, without a lock. The parent assigns slots to names; a name without one is counted by each
-worker for itself.
+another worker which comes first. All workers use the same virtual times and tags of flows, without a lock: two that
+admit requests of one flow in the same microsecond may charge one of them only. A tag is found by a hash, so that two
+flows may have one tag, and one share of the permits. Permits that other workers release are noticed at the next tick.
+Requests in flight are counted as permits are, without a lock. The parent assigns slots to names; a name without one is
+counted by each worker for itself.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ TICK_S: Final = 0.05
 WAITING_TICK_S: Final = 0.005  # while requests wait for a permit
 RATES: Final = 32_768  # slots of rates, of which a key has two at most
 QUEUES: Final = 1_024
+TAGS: Final = 4_096  # cells of a queue: virtual times, and tags of flows
 ALIVE_S: Final = 0.1  # a worker that has not ticked for this long is ignored
 _LOCK_TRIES: Final = 200  # about a millisecond
 _CELL_BYTES: Final = 8
@@ -48,8 +51,10 @@ class LimitsMemory:
         self._running = memory[ends[0] : ends[1]].cast("q")
         self._waiting = memory[ends[1] : ends[2]].cast("q")
         self._first_orders = memory[ends[2] : ends[3]].cast("d")
-        self.ticks = memory[ends[3] : ends[3] + _CELL_BYTES * rows].cast("d")  # when each row's worker last ticked
-        self.in_flight = memory[ends[3] + _CELL_BYTES * rows :].cast("q")  # requests of each row's worker
+        ends += [ends[3] + _CELL_BYTES * rows * parts for parts in (1, 2)]
+        self.ticks = memory[ends[3] : ends[4]].cast("d")  # when each row's worker last ticked
+        self.in_flight = memory[ends[4] : ends[5]].cast("q")  # requests of each row's worker
+        self._tags = memory[ends[5] :].cast("d")
 
     @classmethod
     def create(cls, rows: int) -> LimitsMemory:
@@ -75,6 +80,10 @@ class LimitsMemory:
         """Order of the first waiting request of each row; 0 without one."""
         return self._first_orders[queue * self.rows : (queue + 1) * self.rows]
 
+    def tags(self, queue: int) -> memoryview[float]:
+        """The virtual times of a queue, and the tags of its flows."""
+        return self._tags[queue * TAGS : (queue + 1) * TAGS]
+
     def clear(self, row: int) -> None:
         """Release everything that a row's worker held."""
         for cells in (self._running, self._waiting, self._first_orders):
@@ -89,7 +98,7 @@ class LimitsMemory:
 
 
 def _memory_bytes(rows: int) -> int:
-    return _CELL_BYTES * (RATES + QUEUES * 3 * rows + 2 * rows)
+    return _CELL_BYTES * (RATES + QUEUES * (3 * rows + TAGS) + 2 * rows)
 
 
 class WorkerPermits:
@@ -98,6 +107,7 @@ class WorkerPermits:
     def __init__(self, memory: LimitsMemory, queue: int, row: int) -> None:
         self._running, self._waiting = memory.running(queue), memory.waiting(queue)
         self._first_orders, self._ticks = memory.first_orders(queue), memory.ticks
+        self.tags = memory.tags(queue)
         self._lock_fd, self._row = memory.lock_fd, row
 
     def acquire(self, limit: int, order: float) -> bool:

@@ -36,6 +36,7 @@ class KeySettings(TypedDict, total=False):
     requests_per_s: float | None
     burst: int | None
     tokens_per_min: int | None
+    queue_weight: float
     expires_at: datetime | None  # None: never
 
 

@@ -54,6 +54,7 @@ class ClientKeyForm(SectionedForm):
         Single("requests_per_s", schema.ApiKey, "Requests per second"),
         Single("burst", schema.ApiKey, "Burst", "Requests that may arrive at once. Empty: one second's worth."),
         Single("tokens_per_min", schema.ApiKey, "Tokens per minute"),
+        Single("queue_weight", schema.ApiKey, "Weight in admission queues", empty=1.0),
     )
 
     expires_at = forms.DateTimeField(
@@ -139,7 +140,8 @@ class PoolSettingsForm(SectionedForm):
             "concurrency",
             schema.ConcurrencyConfig,
             "Concurrency limit",
-            "Requests of the pool that may run at once per router. Further requests wait in the router.",
+            "Requests of the pool that may run at once per router. Further requests wait in the router. Tenants, else "
+            "API keys, else task groups have equal shares of tokens, or shares by the weights of their keys.",
             NO_LIMIT,
         ),
         Section(

@@ -50,9 +50,11 @@ def test_a_client_key_can_be_created_changed_and_revoked(api, chat, keys_require
     assert (key.models, key.groups, key.requests_per_s, key.burst) == (None, ("chat",), 5.0, 20)
 
     path = f"{KEYS}/{created.data['id']}"
-    changed = api.patch(path, {"burst": None, "requests_per_s": None, "tokens_per_min": 9000}, format="json")
+    assert key.queue_weight == 1.0
+    limits = {"burst": None, "requests_per_s": None, "tokens_per_min": 9000, "queue_weight": 2}
+    changed = api.patch(path, limits, format="json")
     assert (changed.data["burst"], changed.data["tokens_per_min"]) == (None, 9000)
-    assert running().access.keys[0].tokens_per_min == 9000
+    assert (running().access.keys[0].tokens_per_min, running().access.keys[0].queue_weight) == (9000, 2.0)
     assert "key" not in changed.data
 
     assert api.delete(path).status_code == 204
@@ -95,6 +97,8 @@ def test_the_text_and_digest_of_a_key_appear_only_in_the_response_that_created_i
         ({"groups": []}, "#/groups"),
         ({"models": ["gpt"]}, "#/models/0"),
         ({"burst": 3}, "#/burst"),
+        ({"queue_weight": 0}, "#/queue_weight"),
+        ({"queue_weight": None}, "#/queue_weight"),
         ({"requests_per_s": 0}, "#/requests_per_s"),
         ({"tokens_per_min": 0.5}, "#/tokens_per_min"),
         ({"tenant": "Red Team"}, "#/tenant"),

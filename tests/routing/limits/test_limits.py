@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing.limits.budgets import WINDOW_S, Budget, RetryBudget
-from routing.limits.concurrency import ConcurrencyLimiter, RejectionCause
+from routing.limits.concurrency import MIN_FLOWS, MIN_TOKENS, ConcurrencyLimiter, RejectionCause
 from routing.schema import ConcurrencyConfig
 
 steps = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 50)), max_size=100)
@@ -115,6 +117,9 @@ def test_retries_stay_below_ratio_and_floor() -> None:
 @dataclass(eq=False)
 class QueuedRequest:
     priority: int = 0
+    flow: str = ""
+    prompt_tokens: int = 0
+    weight: float = 1.0
     events: list[str] = field(default_factory=list)
 
     def admit(self) -> None:
@@ -137,6 +142,14 @@ def build_limiter(
     return ConcurrencyLimiter(
         ConcurrencyConfig(max_running=running, max_waiting=waiting, max_wait_s=wait_s), clock or Clock()
     )
+
+
+def end_oldest(limiter: ConcurrencyLimiter) -> QueuedRequest:
+    """End the request that was admitted first."""
+    request = next(iter(limiter._running))
+    limiter.release(request)
+    assert isinstance(request, QueuedRequest)
+    return request
 
 
 @pytest.mark.parametrize("priority", [0, 5, 9])
@@ -182,10 +195,10 @@ def test_retry_after_follows_the_pace() -> None:
     assert limiter.retry_after_s == 1
     for _ in range(2):
         clock.now += 0.5
-        limiter.release()
+        end_oldest(limiter)
     assert limiter.retry_after_s == 15  # 0.5 s each for 28 waiters and the new request
     clock.now += 1e6
-    limiter.release()
+    end_oldest(limiter)
     assert limiter.retry_after_s == 60
 
 
@@ -197,11 +210,11 @@ def test_the_pace_is_measured_at_the_limit_only() -> None:
             limiter.acquire(QueuedRequest())
         for _ in range(6):
             clock.now += 0.5
-            limiter.release()
+            end_oldest(limiter)
         for _ in range(3):
             limiter.acquire(QueuedRequest())
             clock.now += 1000.0
-            limiter.release()
+            end_oldest(limiter)
     for _ in range(30):
         limiter.acquire(QueuedRequest())
 
@@ -223,14 +236,13 @@ def test_counts_are_correct_after_any_sequence() -> None:
         clock.now += rng.random()
         operation = rng.randrange(4)
         if operation == 0 and admitted:
-            admitted.pop(rng.randrange(len(admitted)))
-            limiter.release()
+            limiter.release(admitted.pop(rng.randrange(len(admitted))), (rng.randrange(99), rng.randrange(99)))
         elif operation == 1 and waiting:
             limiter.cancel(waiting.pop(rng.randrange(len(waiting))))
         elif operation == 2:
             limiter.expire()
         else:
-            request = QueuedRequest(rng.randrange(10))
+            request = QueuedRequest(rng.randrange(10), rng.choice("abc"), rng.randrange(99))
             if limiter.acquire(request):
                 admitted.append(request)
             else:
@@ -241,3 +253,112 @@ def test_counts_are_correct_after_any_sequence() -> None:
         assert limiter.running <= 4
         assert limiter.waiting <= 6
         assert not limiter.waiting or limiter.running == 4, "no request waits while a permit is free"
+
+
+# --- fairness ---
+
+costs = st.integers(MIN_TOKENS, 1000)
+
+
+@given(st.lists(st.tuples(st.lists(costs, min_size=20, max_size=20), st.sampled_from([0.5, 1.0, 4.0])), min_size=2))
+def test_flows_that_wait_get_work_by_their_weights(flows: list[tuple[list[int], float]]) -> None:
+    limiter = build_limiter(1, 10_000)
+    limiter.acquire(QueuedRequest(flow="before"))
+    for tokens, weight in flows:
+        for cost in tokens:
+            limiter.acquire(QueuedRequest(0, f"{id(tokens)}", cost, weight))
+    end_oldest(limiter)
+    admitted = dict.fromkeys((f"{id(tokens)}" for tokens, _ in flows), 0.0)
+    left = dict.fromkeys(admitted, 20)
+    dearest = {f"{id(tokens)}": max(tokens) / weight for tokens, weight in flows}
+    while min(left.values()):
+        request = end_oldest(limiter)
+        admitted[request.flow] += request.prompt_tokens / request.weight
+        left[request.flow] -= 1
+        for one, other in itertools.combinations(admitted, 2):
+            assert abs(admitted[one] - admitted[other]) <= dearest[one] + dearest[other] + 1e-6
+
+
+def test_a_flow_is_charged_for_what_its_requests_really_were() -> None:
+    limiter = build_limiter(4, 10_000)
+    work = {"short": 100, "long": 1000}
+    done = dict.fromkeys(work, 0)
+    for flow in work:
+        for _ in range(1000):
+            limiter.acquire(QueuedRequest(0, flow, 50))
+    for _ in range(1000):
+        request = next(iter(limiter._running))
+        assert isinstance(request, QueuedRequest)
+        done[request.flow] += work[request.flow]
+        limiter.release(request, (50, work[request.flow] - 50))
+    assert done["short"] == pytest.approx(done["long"], rel=0.05)
+
+
+@given(st.integers(1, 9), st.integers(1, 8), st.lists(costs, min_size=40, max_size=40), st.integers(0, 39))
+def test_a_request_of_any_priority_is_among_the_next_once_it_has_waited_for_half_of_the_limit(
+    priority: int, others: int, tokens: list[int], waits_behind: int
+) -> None:
+    clock = Clock()
+    limiter = build_limiter(1, 10_000, 10.0, clock)
+    limiter.acquire(QueuedRequest())
+    modest = QueuedRequest(priority, "modest", tokens[0])
+
+    def arrive(number: int) -> None:
+        limiter.acquire(QueuedRequest(0, f"urgent-{number % others}", tokens[number % 40]))
+
+    for number in range(waits_behind + others):
+        arrive(number)
+    limiter.acquire(modest)
+    clock.now = 4.9
+    for number in range(30):
+        arrive(number)
+        end_oldest(limiter)
+    assert not modest.events
+    clock.now = 5.0
+    for number in range(others + 1):
+        arrive(number)
+        end_oldest(limiter)
+    assert modest.events == ["admitted"], "only one request of each other flow goes first"
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcde"), costs), min_size=30, max_size=80))
+def test_a_full_queue_rejects_the_newest_request_of_the_flow_with_the_most_work_waiting(
+    arrivals: list[tuple[str, int]],
+) -> None:
+    limiter, waiting = build_limiter(1, 10), list[QueuedRequest]()
+    limiter.acquire(QueuedRequest())
+    for flow, tokens in arrivals:
+        waiting.append(QueuedRequest(0, flow, tokens))
+        limiter.acquire(waiting[-1])
+        work = Counter[str]()
+        for request in waiting:
+            work[request.flow] += request.prompt_tokens
+        for rejected in [request for request in waiting if request.events]:
+            waiting.remove(rejected)
+            assert work[rejected.flow] >= max(work.values()) >= work.total() / len(work)
+            assert all(request is not rejected for request in waiting)
+        assert len(waiting) == limiter.waiting <= 10
+    while waiting:
+        end_oldest(limiter)
+        waiting = [request for request in waiting if not request.events]
+
+
+def test_flows_without_requests_are_forgotten() -> None:
+    limiter = build_limiter(8)
+    for number in range(5000):
+        request = QueuedRequest(flow=f"{number}", prompt_tokens=100)
+        limiter.acquire(request)
+        limiter.release(request)
+    assert len(limiter._flows) <= 2 * MIN_FLOWS
+
+
+def test_a_flow_that_pauses_gets_no_credit_for_the_past() -> None:
+    limiter = build_limiter(1, 1000)
+    limiter.acquire(QueuedRequest(flow="pauses", prompt_tokens=100))
+    for _ in range(100):
+        limiter.acquire(QueuedRequest(flow="busy", prompt_tokens=100))
+    for _ in range(50):
+        end_oldest(limiter)
+    for _ in range(50):
+        limiter.acquire(QueuedRequest(flow="pauses", prompt_tokens=100))
+    assert Counter(end_oldest(limiter).flow for _ in range(20))["busy"] >= 10

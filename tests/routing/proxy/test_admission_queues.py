@@ -6,11 +6,12 @@ import asyncio
 import json
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
 from routing.schema import ConcurrencyConfig, HealthCheck, Limits, TaskGroupConfig
 from tests.fakes.replica import Call, FakeReplica, answering, fake_replicas, hanging, plain_answer
-from tests.routing.proxy.harness import BODY, Harness, Response, config, routed
+from tests.routing.proxy.harness import BODY, Harness, Response, api_key, bearer, config, routed, with_keys
 
 NARROW = ConcurrencyConfig(max_running=2, max_waiting=2, max_wait_s=30.0)
 
@@ -94,6 +95,29 @@ async def test_urgent_requests_go_first_and_clients_cannot_raise_their_priority(
         await asyncio.gather(*requests)
         assert held_requests.names == ["0", "odd", "first", "modest", "batch", "last"]
         assert (b"x-priority", b"0") in replica.calls[2].headers, "the replica is told as well"
+
+
+async def test_a_tenant_with_many_requests_waits_by_itself_whatever_keys_and_groups_it_uses(
+    replica: FakeReplica,
+) -> None:
+    replica.script = held_requests = HeldRequests()
+    keys = [api_key("a-1", tenant="a"), api_key("a-2", "k2", tenant="a"), api_key("b", "k3"), api_key("c", "k4")]
+    keys[3] = msgspec.structs.replace(keys[3], queue_weight=4.0)
+    async with routed(with_keys([replica], *keys, concurrency=ConcurrencyConfig(max_running=1))) as harness:
+        requests = [ask(harness, "0", bearer("k2"))]
+        await replica.wait_calls(1)
+        queued = [("a1", None), ("a2", "k2"), ("a3", None), ("a4", "k2")]
+        queued += [(f"b{number}", "k3") for number in (1, 2)] + [(f"c{number}", "k4") for number in (1, 2, 3, 4)]
+        for count, (name, secret) in enumerate(queued, 1):
+            group = b"X-Task-Group: " + (b"coding" if count % 2 else b"chatting")
+            requests.append(ask(harness, name, bearer() if secret is None else bearer(secret), group))
+            await waiting(harness, count)
+        for count in range(11):
+            await replica.wait_calls(count + 1)
+            await held_requests.answer_next()
+        assert {response.status for response in await asyncio.gather(*requests)} == {200}
+        assert held_requests.names == ["0", "b1", "c1", "c2", "c3", "c4", "a1", "b2", "a2", "a3", "a4"]
+        await harness.at_rest()
 
 
 async def test_a_group_over_its_limit_leaves_permits_for_others(replica: FakeReplica) -> None:

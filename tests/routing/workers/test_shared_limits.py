@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import multiprocessing
 import os
 import signal
@@ -14,11 +15,13 @@ import pytest
 
 from routing.http.auth import AccessControl, Grant
 from routing.limits.budgets import Budget
+from routing.limits.concurrency import ConcurrencyLimiter
 from routing.proxy.admission_queues import AdmissionQueues, QueuePermit
 from routing.schema import ConcurrencyConfig
 from routing.workers.shared_limits import QUEUES, LimitsMemory, WorkerLimits, WorkerPermits, assign_queues, assign_rates
 from tests.fakes.replica import Call, FakeReplica, plain_answer
 from tests.pace import slowdown
+from tests.routing.limits.test_limits import QueuedRequest
 from tests.routing.proxy.harness import CHAT, api_key, bearer, config, connect, post, with_keys
 from tests.routing.workers.harness import DEADLINE_S, Process, serving, worker_of
 
@@ -197,7 +200,7 @@ async def test_a_worker_that_removes_a_limit_admits_its_requests_and_gives_their
     admitted: list[str] = []
 
     def asks(queues: AdmissionQueues, name: str, priority: int = 5) -> QueuePermit:
-        permit = queues.permit("chat", "", priority, lambda: admitted.append(name), lambda _: None)
+        permit = queues.permit("chat", "", priority, None, 0, lambda: admitted.append(name), lambda _: None)
         if permit.acquire():
             admitted.append(name)
         return permit
@@ -213,6 +216,37 @@ async def test_a_worker_that_removes_a_limit_admits_its_requests_and_gives_their
     await asyncio.sleep(0)
     assert admitted == ["running", "waiting", "more urgent, in the other worker"]
     assert [sum(memory.running(0)), sum(memory.waiting(0))] == [1, 0]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_flow_has_one_share_however_many_workers_its_connections_reach(workers: int) -> None:
+    memory = LimitsMemory.create(4)
+    limit = ConcurrencyConfig(max_running=1, max_waiting=100_000)
+    limiters = [ConcurrencyLimiter(limit, monotonic, permits=WorkerPermits(memory, 0, row)) for row in range(4)]
+
+    def arrive(row: int, flow: str, count: int) -> None:
+        for _ in range(count):
+            limiters[row].acquire(QueuedRequest(0, flow, 100))
+
+    arrive(0, "before", 1)
+    for row in range(workers):
+        arrive(row, "hostile", 200)
+    arrive(3, "modest", 100)
+    seen = Counter[str]()
+    for row in itertools.islice(itertools.cycle(range(4)), 400):
+        for limiter in limiters[row:] + limiters[:row]:
+            if limiter.running:
+                for tick in range(4):
+                    WorkerLimits(memory, tick).tick(0)
+                request = next(iter(limiter._running))
+                seen[request.flow] += 1
+                limiter.release(request)
+        for limiter in limiters:
+            limiter.admit()
+        if seen["modest"] == 100:
+            break
+    assert seen["modest"] == 100
+    assert seen["hostile"] == pytest.approx(100, abs=2 * workers)
 
 
 def _take_and_give(fd: int, row: int, rounds: int) -> None:
