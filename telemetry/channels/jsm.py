@@ -86,7 +86,7 @@ def _result(address: str, options: Mapping[str, Any]) -> Receipt | None:
 JSM = ChannelKind(
     "jsm",
     "Jira Service Management",
-    "Opens an alert in Jira Service Management or Opsgenie, and acknowledges and closes it with the alert.",
+    "Opens, acknowledges and closes alerts there, or in Opsgenie.",
     (
         Field("api_key", "API key", "Of an API integration.", text(200), required=True, secret=True),
         Field(

@@ -67,7 +67,7 @@ def _topic(value: Any) -> str:
 NTFY = ChannelKind(
     "ntfy",
     "ntfy",
-    "Publishes to a topic of ntfy: notifications on phones, from ntfy.sh or a server of your own.",
+    "Notifies phones by a topic of ntfy.sh or of a server of your own.",
     (
         Field("server", "Server", "Root of the server, without the topic.", url, default="https://ntfy.sh"),
         Field("topic", "Topic", "Whoever knows it can read a public topic.", _topic, required=True, secret=True),

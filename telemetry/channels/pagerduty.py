@@ -77,7 +77,7 @@ def _routing_key(value: Any) -> str:
 PAGERDUTY = ChannelKind(
     "pagerduty",
     "PagerDuty",
-    "Opens an incident for each alert, and acknowledges and resolves it with the alert.",
+    "Opens, acknowledges and resolves an incident for each alert.",
     (
         Field(
             "routing_key",

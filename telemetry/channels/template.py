@@ -173,7 +173,7 @@ EXAMPLE = Message(
 TEMPLATE = ChannelKind(
     "template",
     "Template",
-    "Sends a body of your own to a URL, for a service that no other kind speaks to.",
+    "Sends a body of your own to a URL, for any other service.",
     (
         Field("url", "URL", "URL that receives the body, https://host/path.", base.url, required=True, secret=True),
         Field("method", "Method", "POST or PUT.", base.one_of("POST", "PUT"), default="POST", choices=METHODS),
@@ -182,7 +182,8 @@ TEMPLATE = ChannelKind(
         Field(
             "body",
             "Body",
-            "Text with placeholders such as {{ title | json }}: see telemetry/channels/template.md.",
+            "Text with {{ path | format }}. Paths: title, text, url, state, id, type, timestamp, data.pool, "
+            "data.labels.severity and so on. Formats: json and string; outside JSON also url, html and plain.",
             _lines(MAX_TEMPLATE),
             default=DEFAULT_BODY,
             rows=8,

@@ -102,7 +102,7 @@ class ChannelForm(Form):
 
     def __init__(self, kind: ChannelKind, *args: Any, stored: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.kind, self.stored = kind, stored
+        self.kind, self.stored, self.has_preview = kind, stored, kind.preview is not None
         for topic in map(Topic, kind.topics):
             self.fields[topic] = forms.BooleanField(label=topic.label, required=False, help_text=_TOPIC_HELP[topic])
         for field in kind.fields:

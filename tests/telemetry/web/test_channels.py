@@ -106,7 +106,9 @@ def test_a_channel_asks_for_the_weekly_summary(visitor, channel):
 
 def test_a_template_is_previewed_before_it_is_saved(visitor):
     new = "/channels/new/?kind=template"
-    assert "Hit rate of pool chat is 20.1 %" in visitor.get(new).text
+    text = visitor.get(new).text
+    assert "Hit rate of pool chat is 20.1 %" in text
+    assert '<button class="button" name="preview" value="1">Preview</button>' in text
     given = {"name": "t", "url": "https://example.org/hook", "method": "POST", "content_type": "application/json"}
     page = visitor.post(new, {**given, "body": '{"at": {{ data.pool | json }}}', "preview": "1"})
     assert (page.status_code, page.context["preview"]) == (200, '{"at": "chat"}')
