@@ -27,8 +27,8 @@ def body_of(message: Message, site: str) -> bytes:
     description = fitting(shown, _description, lambda text: len(text.decode()) <= MAX_DESCRIPTION)
     embed: dict[str, Any] = {
         "title": cut(inert(title(message.data)), MAX_TITLE),
-        "description": description.decode(),
         "color": COLORS.get(message.state, OTHER_COLOR),
+        **({"description": description.decode()} if description else {}),
     }
     pages = [_link(escape(label), address) for label, address in links(message.data, site)]
     while len("\n".join(pages)) > MAX_FIELD:

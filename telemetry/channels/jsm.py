@@ -66,21 +66,16 @@ def _send(config: Config, message: Message) -> Receipt:
     request = _REQUEST.search(receipt.response)
     if request and message.state not in ACTIONS:
         time.sleep(PROCESSED_AFTER_S)
-        receipt = _result(f"{base}/alerts/requests/{request[1]}", options) or receipt
+        address = f"{base}/alerts/requests/{request[1]}"
+        try:
+            with open_client() as http:
+                receipt = post(http, address, b"", **options, method="GET", reject=FAILED)
+        except DeliveryError as error:
+            if error.status == OK:  # it was not processed; any other failure says nothing about it
+                raise
     if message.state == "test":
         post_each([(f"{base}/{_path(f'{source}-{message.id}', 'close')}", {"source": source})], **options)
     return receipt
-
-
-def _result(address: str, options: Mapping[str, Any]) -> Receipt | None:
-    """What became of a request; None if it is not known yet. DeliveryError if it was not processed."""
-    try:
-        with open_client() as http:
-            return post(http, address, b"", **options, method="GET", reject=FAILED)
-    except DeliveryError as error:
-        if error.status == OK:
-            raise
-        return None
 
 
 JSM = ChannelKind(

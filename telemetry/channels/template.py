@@ -107,7 +107,10 @@ def _body(config: Config, message: Message, site: str) -> str:
 
 
 def _send(config: Config, message: Message) -> Receipt:
-    body = _body(config, message, settings.PUBLIC_URL).encode()
+    try:
+        body = _body(config, message, settings.PUBLIC_URL).encode()
+    except ConfigError as error:  # valid with the example's values only
+        raise DeliveryError(str(error), retryable=False) from None
     if len(body) > MAX_BODY:
         raise DeliveryError(f"the message is longer than {MAX_BODY} bytes", retryable=False)
     headers = {"content-type": config["content_type"], **dict(_headers_of(config.get("headers", "")))}
@@ -126,16 +129,14 @@ def _headers_of(lines: str) -> Iterator[tuple[str, str]]:
 
 
 def _headers(value: Any) -> str:
-    lines = _lines(MAX_HEADERS)(value)
-    dict(_headers_of(lines))
-    return lines
+    return "\n".join(f"{name}: {content}" for name, content in _headers_of(_lines(MAX_HEADERS)(value)))
 
 
 def _lines(limit: int) -> Callable[[Any], str]:
     def read(value: Any) -> str:
         if not isinstance(value, str) or len(value) > limit:
             raise ValueError(f"expected text of up to {limit} characters")
-        return value.replace("\r\n", "\n")
+        return value.encode().decode().replace("\r\n", "\n")  # ValueError for half of a surrogate pair
 
     return read
 

@@ -72,6 +72,7 @@ def test_untrusted_text_cannot_change_the_structure_of_a_body(receiver, hostile)
         ('{"a": "{{ title | plain }}"}', "line 1: expected {{ path | format }} with one of the formats json, string"),
         ('{"a": {{ title | json }},\n"b" 1}', "line 2: invalid JSON: Expecting ':' delimiter"),
         ('{"a": {{ title.__class__ | shell }}}', "line 1: expected {{ path | format }}"),
+        ('{"a": "\ud800"}', "'utf-8' codec can't encode"),
     ],
 )
 def test_a_mistake_is_refused_with_its_line_and_what_was_expected(body, reason):
@@ -108,6 +109,13 @@ def test_tags_of_other_languages_are_text():
 )
 def test_invalid_headers_are_refused(headers):
     assert refused(headers=headers).field == "headers"
+
+
+def test_a_body_that_is_valid_for_the_example_only_is_not_sent(receiver):
+    with pytest.raises(DeliveryError, match="body: line 1: invalid JSON") as caught:
+        send(receiver, TEST, body='{"a": {{ data.value_ratio | string }}}')
+    assert not caught.value.retryable
+    assert receiver.received == []
 
 
 def test_a_response_without_the_expected_text_is_a_failure(receiver):
