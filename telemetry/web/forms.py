@@ -336,7 +336,7 @@ class SilenceForm(Form):
 class SharedLinkForm(Form):
     """A new read-only link to the wall of a pool, for a live range or a fixed one."""
 
-    pool = forms.ModelChoiceField(Pool.objects.none(), to_field_name="name")
+    pool = forms.ModelChoiceField(Pool.objects.none(), to_field_name="name", empty_label=None)
     range = forms.CharField(label="Last", initial="1h", required=False, help_text="A live range, such as 15m or 7d.")
     start = forms.CharField(label="Or from (UTC)", required=False, help_text="A fixed range, such as 2026-01-31T13:45.")
     end = forms.CharField(label="to (UTC)", required=False)

@@ -121,7 +121,8 @@ def fixed_view(view: str) -> str | None:
 def views(request: HttpRequest) -> HttpResponse:
     """The user's saved views, read-only links, and a form for one, whose address is shown once in the response."""
     pools = visible(actor_of(request).at_least(Role.EDITOR), Pool.objects.all())
-    form, address = SharedLinkForm(request.POST or None, initial=request.GET, pools=pools), ""
+    shown = {**request.GET.dict(), "start": request.GET.get("from"), "end": request.GET.get("to")}
+    form, address = SharedLinkForm(request.POST or None, initial=shown, pools=pools), ""
     by = current_user(request)
     if form.is_valid():
         values = form.cleaned_data

@@ -56,7 +56,8 @@ def value_page(request: HttpRequest) -> HttpResponse:
     period = report.chosen
     projects, keys = {row.name: row.project_id for row in pools}, defaultdict(list)
     for key in viewable(request, ClientKey.objects.filter(revoked_at=None, groups__0__isnull=False)):
-        keys[key.project_id, (key.groups or [""])[0]].append(key.name)
+        name = f"{key.name} (tenant {key.tenant})" if key.tenant else key.name
+        keys[key.project_id, (key.groups or [""])[0]].append(name)
     most = max((sum(_tokens(row)) for row in report.periods), default=0.0)
     context = {
         "pools": pools,

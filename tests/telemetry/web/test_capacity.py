@@ -204,7 +204,8 @@ def test_the_value_page_says_what_caches_saved_and_asks_for_a_price(visitor, noo
     traffic = learnt(traffic).pool
     rollout = publish_revision(save_draft(traffic.policies.get(group=None), {"strategy": "random"}).pk)
     Rollout.objects.filter(pk=rollout.pk).update(started_at=noon - timedelta(minutes=10))
-    ClientKey.objects.create(project=traffic.project, name="team-red", hint="wpk_", digest="0" * 64, groups=["agents"])
+    red = {"name": "team-red", "tenant": "acme", "hint": "wpk_", "digest": "0" * 64, "groups": ["agents"]}
+    ClientKey.objects.create(project=traffic.project, **red)
     project = create_project("others")
     ClientKey.objects.create(project=project, name="team-blue", hint="wpk_", digest="1" * 64, groups=["agents"])
 
@@ -216,7 +217,7 @@ def test_the_value_page_says_what_caches_saved_and_asks_for_a_price(visitor, noo
         "No price is set for pool chat",
         '<span class="actions"><a class="button" href="/fleet/pools/',  # not printed
         "#id_costs-gpu_hour_price",
-        "team-red",
+        "team-red (tenant acme)",
         f"/report/?rollout={rollout.pk}",
         "chat r2, random",
     ):

@@ -174,6 +174,8 @@ def test_editors_create_and_revoke_links(user, visitor, stranger, fleet):
         {"start": "2031-03-04T12:00", "end": "yesterday"},
     ):
         assert editor.post("/views/", {"pool": "chat", "hours": "1"} | fields).status_code == 422
+    form = editor.get("/views/?pool=chat&from=2031-03-04T11:00&to=2031-03-04T11:30").text
+    assert ('value="2031-03-04T11:00"' in form, 'value="2031-03-04T11:30"' in form) == (True, True)
     link = share(editor, start="2031-03-04T11:00", end="2031-03-04T11:30")
     assert "in this range" in stranger.get(link).text
     path = f"/views/shared/{SharedLink.objects.get().pk}/revoke/"
