@@ -289,6 +289,25 @@ def impact_tone(impact: str) -> str:
     return _IMPACTS.get(impact, ("", ""))[1]
 
 
+# Marks in User-Agent headers; the first one counts, because browsers name those that they are compatible with.
+_BROWSERS = (("Edg/", "Edge"), ("OPR/", "Opera"), ("Firefox/", "Firefox"), ("Chrome/", "Chrome"), ("Safari/", "Safari"))
+_SYSTEMS = (
+    ("Android", "Android"),
+    ("iPhone", "iOS"),
+    ("iPad", "iPadOS"),
+    ("Windows", "Windows"),
+    ("Mac OS X", "macOS"),
+    ("Linux", "Linux"),
+)
+
+
+@register.filter
+def browser(agent: str) -> str:
+    """Browser and system of a User-Agent header if it names known ones, else its beginning."""
+    name, system = (next((word for mark, word in known if mark in agent), "") for known in (_BROWSERS, _SYSTEMS))
+    return f"{name} on {system}" if name and system else agent[:80]
+
+
 @register.filter
 def unlocalized(value: float | None) -> str:
     """A number as style sheets read it; 0 where there is none."""

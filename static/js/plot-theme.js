@@ -48,6 +48,6 @@ export function themed({ margin, ...layout }, width, zone = "", scale = 1) {
     xaxis: { ...layout.xaxis, ...axis, spikecolor: ink, spikethickness: 1, spikedash: "solid" },
     yaxis: { ...layout.yaxis, ...axis },
     hoverlabel: { bgcolor: surface, bordercolor: line, font: { color: strong, size: 12 }, align: "left" },
-    annotations: [...visibleLabels(layout, inner, LETTER_PX * scale).map((label) => ({ ...label, bgcolor: label.name === "policy" && surface, font: { ...label.font, size: (label.font?.size ?? 12) * scale, color: strong } })), ...(zone ? [zoneLabel(zone, ink, around.l, 10 * scale)] : [])],
+    annotations: [...visibleLabels(layout, inner, LETTER_PX * scale).map((label) => ({ ...label, bgcolor: label.name === "policy" && `color-mix(in srgb, ${surface} 60%, transparent)`, font: { ...label.font, size: (label.font?.size ?? 12) * scale, color: strong } })), ...(zone ? [zoneLabel(zone, ink, around.l, 10 * scale)] : [])],
   };
 }

@@ -339,7 +339,7 @@ class SharedLinkForm(Form):
     pool = forms.ModelChoiceField(Pool.objects.none(), to_field_name="name", empty_label=None)
     range = forms.CharField(label="Last", initial="1h", required=False, help_text="A live range, such as 15m or 7d.")
     start = forms.CharField(label="Or from (UTC)", required=False, help_text="A fixed range, such as 2026-01-31T13:45.")
-    end = forms.CharField(label="to (UTC)", required=False)
+    end = forms.CharField(label="To (UTC)", required=False)
     hours = forms.ChoiceField(label="Valid for", choices=LINK_HOURS, initial="168")
 
     def __init__(self, *args: Any, pools: QuerySet[Pool], **kwargs: Any) -> None:

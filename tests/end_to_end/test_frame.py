@@ -57,6 +57,10 @@ def test_nothing_of_the_frame_is_cut_off(site, full):
                 if cut or sideways > 0 or page.evaluate(OVERLAPS):
                     wrong[path, width, text] = cut, sideways, page.evaluate(OVERLAPS)
     assert wrong == {}
+    page.set_viewport_size({"width": 900, "height": 700})
+    page.goto("/?wall=1")
+    assert page.locator("main").bounding_box()["width"] > 800
+    page.set_viewport_size({"width": 390, "height": 844})
     page.goto("/?range=45m")  # the tabs, and below them the range, which folds
     expect(page.get_by_role("link", name="last 6h")).to_be_hidden()
     assert page.locator("main").bounding_box()["y"] <= 150

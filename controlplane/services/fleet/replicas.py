@@ -144,7 +144,7 @@ def record_engine_facts(replica: Replica, *, block_tokens: int | None, capacity_
         before = _event_fields(replica)
         for name, value in reported.items():
             setattr(replica, name, value)
-        size = f"{replica.capacity_blocks} blocks of {replica.block_tokens} tokens"
+        size = f"{replica.capacity_blocks:,} blocks of {replica.block_tokens} tokens"
         summary = f"Replica {replica.name} reported its cache: {size}."
         _finish_change(replica, before, EventKind.REPLICA_CHANGED, summary, None)
     return _event_fields(replica) != before

@@ -63,12 +63,14 @@ def revision_compare(request: HttpRequest, policy_id: int) -> HttpResponse:
     """Compare two revisions: their settings, and their effects in the current fleet."""
     policy = get_policy(policy_id)
     before, after = (_revision(policy, int_parameter(request, name)) for name in ("from", "to"))
+    live, numbers = policy.live(), list(policy.revisions.order_by("-number").values_list("number", flat=True)[:200])
     context: dict[str, Any] = {
         "policy": policy,
         "before": before,
         "after": after,
-        "live": policy.live(),
-        "numbers": policy.revisions.order_by("-number").values_list("number", flat=True)[:200],
+        "live": live,
+        "numbers": numbers,
+        "offered": (before.number, after.number) if before and after else _preselected(numbers, live),
     }
     if before and after:
         context["changes"] = diff_settings(before.settings, after.settings)

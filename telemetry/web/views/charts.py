@@ -46,7 +46,8 @@ def chart_table(request: HttpRequest, slug: str) -> HttpResponse:
         "labels": [line.label for line in lines],
         "notes": notes_of(lines),
         "empty": why_empty(view, lines),
-        "rows": [(at, [_cell(line, step, view) for line in lines]) for step, at in _steps(lines)],
+        "rows": [(at, [_cell(line, step, view) for line in lines]) for step, at in _since_first_value(lines)],
+        "one_day": state.range.window.start.date() == state.range.window.end.date(),
     }
     return render(request, "telemetry/chart.html", context)
 
@@ -100,6 +101,13 @@ def _chart(state: PageState, slug: str) -> tuple[Chart, View, list[Series]]:
 
 def _steps(lines: list[Series]) -> list[tuple[int, Any]]:
     return [(step, at) for step, (at, _) in enumerate(lines[0].points)] if lines else []
+
+
+def _since_first_value(lines: list[Series]) -> list[tuple[int, Any]]:
+    """The steps without those before anything was measured."""
+    steps = _steps(lines)
+    first = next((step for step, _ in steps if any(line.points[step][1] is not None for line in lines)), 0)
+    return steps[first:]
 
 
 def _cell(line: Series, step: int, view: View) -> str:

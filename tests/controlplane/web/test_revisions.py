@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
@@ -64,6 +66,11 @@ def test_any_two_are_compared_by_their_numbers(visitor, history):
     assert "<ins>2.5</ins>" in text
     assert "slack_s is 2.5 instead of 1.5 seconds." in text
     assert "?from=3&amp;to=2" in text  # the other way round
+
+
+def test_the_active_revision_and_the_one_before_are_offered(visitor, history):
+    text = visitor.get(path(history, "compare/")).text
+    assert re.findall(r'<option value="(\d+)" selected>', text) == ["2", "3"]
 
 
 @pytest.mark.parametrize(("query", "status"), [("", 200), ("?from=2&to=99", 404), ("?from=x&to=2", 200)])

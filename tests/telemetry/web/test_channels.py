@@ -88,7 +88,7 @@ def test_a_channel_is_switched_off_and_removed(visitor, channel):
 def test_without_a_channel_the_page_says_the_next_step(visitor):
     text = visitor.get("/channels/").text
 
-    assert re.search(r"on the alerts page only.*Add channel", text, re.DOTALL)
+    assert re.search(r"on these pages only.*Add channel", text, re.DOTALL)
     assert "No notifications yet" in text
 
 

@@ -1,5 +1,6 @@
 import csv
 import io
+import re
 import statistics
 from datetime import timedelta
 
@@ -140,6 +141,9 @@ def test_the_table_behind_a_chart_needs_no_scripts(visitor, fleet):
 
     assert '<th scope="col" class="num">gpu-1</th>' in text
     assert "stale: scrapes fail" in text
+    rows = re.findall(r"<tr><th scope=\"row\">(.*?)</tr>", visitor.get("/charts/hit-rate/?range=24h").text)
+    assert 0 < len(rows) < 10  # without the hours before the first value
+    assert re.search(r"\d %", rows[-1])
 
 
 @pytest.mark.parametrize("path", ["/charts/none/", "/charts/none/figure/", "/charts/none.csv", "/charts/none.json"])
