@@ -125,7 +125,7 @@ def _headers_of(lines: str) -> Iterator[tuple[str, str]]:
         match = _HEADER.match(line.strip())
         if match is None or match["name"].lower() in _OWN_HEADERS:
             raise ValueError(f"line {number}: expected Name: value, and none of {', '.join(sorted(_OWN_HEADERS))}")
-        yield match["name"].lower(), match["value"].strip()
+        yield match["name"], match["value"].strip()
 
 
 def _headers(value: Any) -> str:
