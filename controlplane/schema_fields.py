@@ -189,6 +189,7 @@ GROUP = kinds_of(
     "match",
     "tier1",
     "priority",
+    "ttft_objective_ms",
     "concurrency",
     "caps",
     "response_cache",

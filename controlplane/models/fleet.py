@@ -284,6 +284,7 @@ class TaskGroup(VersionedModel):
     match = models.JSONField(null=True, blank=True)  # routing.schema.GroupMatch; None: only the header
     tier1 = models.JSONField(null=True, blank=True)  # routing.schema.Tier1; None: the pool's or policy's
     priority = models.PositiveSmallIntegerField(default=0)  # in the admission queue, 0 first
+    ttft_objective_ms = models.PositiveIntegerField(null=True, blank=True)  # None: none
     concurrency = models.JSONField(null=True, blank=True)  # routing.schema.ConcurrencyConfig; None: no limit
     caps = models.JSONField(null=True, blank=True)  # routing.schema.Caps; None: the pool's
     response_cache = models.JSONField(null=True, blank=True)  # routing.schema.ResponseCache; None: off

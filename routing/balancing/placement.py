@@ -391,6 +391,27 @@ class Placement:
         target = route.replicas.targets[choice.target]
         return Decision(route, decision.matched_by, decision.served, target, choice, decision.candidates, keys)
 
+    def prefer_within(self, decision: Decision, within_s: float) -> tuple[Decision, float]:
+        """The decision, or one for a replica with a predicted TTFT within ``within_s`` if the chosen one has none.
+
+        Also the TTFT: of the replica; if none is within it, the lowest of all.
+        """
+        now_s, keys, chosen = self._loads.clock(), decision.keys, decision.choice.target
+        own_tokens = decision.choice.uncached_tokens(keys.prompt_tokens)
+        chosen_s = _predicted_s(decision.candidates.loads[chosen], own_tokens, now_s)
+        if chosen_s <= within_s:
+            return decision, chosen_s
+        predicted = {
+            target: _predicted_s(load, keys.prompt_tokens, now_s)  # what others have cached is not known here
+            for target, load in decision.candidates.loads.items()
+            if target != chosen
+        }
+        keeping = [target for target, seconds in predicted.items() if seconds <= within_s]
+        if not keeping:
+            return decision, min([chosen_s, *predicted.values()])
+        preferred = self.decide_fallback(decision, keeping)
+        return preferred, predicted[preferred.choice.target]
+
     def tier1_hashes(self, decision: Decision, request: PlacementRequest) -> dict[str, PrefixHash | None]:
         """By task group of the pool, the tier-1 hash with which it would claim a request."""
         return self.matcher.tier1_hashes(decision.served, request)
@@ -487,6 +508,11 @@ class Placement:
     def is_eligible(self, decision: Decision, health: HealthRegistry) -> bool:
         """Whether the replica of an earlier decision is still eligible."""
         return decision.choice.target in decision.route.replicas.candidates(health, decision.served.adapter)
+
+
+def _predicted_s(load: Load, own_tokens: int, now_s: float) -> float:
+    """TTFT at a replica: the time in which it prefills what waits there, and then the request's own tokens."""
+    return (load.remaining_tokens(now_s) + own_tokens) / load.prefill.tokens_per_s
 
 
 def record_dispatch(

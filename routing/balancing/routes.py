@@ -148,6 +148,7 @@ class Route:
     canary_rule: CanaryRule | None = None  # of the policy, on the active route
     canary_route: CanaryRoute | None = None  # None: there is no canary here
     prefill: PrefillRoute | None = None  # None: no replica of the pool has a role
+    ttft_objective_ms: int | None = None  # of the task group
 
 
 class CanaryRoute(NamedTuple):
@@ -213,6 +214,7 @@ class RouteBuilder:
             replicas,
             tier1_rule(self._pool, group, policy.settings),
             prefill=self._prefill_route(group) if self._has_roles else None,
+            ttft_objective_ms=group.ttft_objective_ms if group else None,
         )
 
     def _prefill_route(self, group: TaskGroupConfig | None) -> PrefillRoute:

@@ -39,7 +39,8 @@ SESSION_HEADERS: Final = tuple(  # the first of them that a request has is its s
     [key.removeprefix("header:").encode() for key in DEFAULT_SESSION_KEYS if key.startswith("header:")]
 )
 _READ_AND_FORWARDED: Final = frozenset(
-    {b"authorization", b"content-type", b"x-api-key", b"x-priority", b"x-task-group"} | {*SESSION_HEADERS}
+    {b"authorization", b"content-type", b"x-api-key", b"x-priority", b"x-task-group", b"x-ttft-objective-ms"}
+    | {*SESSION_HEADERS}
 )
 _SPECIAL: Final = HOP_BY_HOP | _REPLACED | _BODY_DIGESTS | _READ_AND_FORWARDED | _TRUSTED_HOPS_ONLY
 _CREDENTIALS: Final = frozenset({b"authorization", b"api-key", b"x-api-key"})
@@ -58,6 +59,7 @@ _MAX_CACHED_NAME_BYTES: Final = 64
 _host: Final = re.compile(rb"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?").fullmatch
 _request_id: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}").fullmatch
 _digit: Final = re.compile(rb"[0-9]").fullmatch
+_objective: Final = re.compile(rb"[1-9][0-9]{0,6}").fullmatch
 _absolute: Final = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE).fullmatch
 
 
@@ -74,6 +76,7 @@ class RequestHead:
         self.lines = b""  # header lines for the replica, each with its CRLF
         self.request_id = ""  # from the client; empty: none, or none that may be forwarded
         self.priority: int | None = None
+        self.ttft_objective_ms: int | None = None
         self.session_id: str | None = None
         self.task_group: str | None = None
         self.has_length = False
@@ -397,6 +400,8 @@ def _read_special(head: RequestHead, special: dict[bytes, list[bytes]], limits: 
     head.authorization = _authorization(special)
     if b"x-priority" in special and _digit(special[b"x-priority"][0]):
         head.priority = int(special[b"x-priority"][0])
+    if b"x-ttft-objective-ms" in special and _objective(special[b"x-ttft-objective-ms"][0]):
+        head.ttft_objective_ms = int(special[b"x-ttft-objective-ms"][0])
     request_ids = special.get(b"x-request-id")
     if request_ids and _request_id(request_ids[0]):
         head.request_id = request_ids[0].decode()

@@ -14,20 +14,23 @@ The most urgent requests go first: each priority is a fair queue of its own. A r
 ``max_wait_s`` counts as most urgent, so that none starves. A full queue rejects the newest request of the flow with the
 most work waiting, relative to its weight: this flow has at least its share of the queue. Each operation takes O(log n),
 amortized.
+
+Among the requests of a flow with the same priority, those with an objective for TTFT that can still be kept go first,
+the one with the least slack at once; the rest go in the order of their arrival.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from enum import StrEnum
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from typing import Final, Protocol, TypeAlias
 from zlib import crc32
 
-from routing.schema import PRIORITIES, ConcurrencyConfig
+from routing.schema import PRIORITIES, ConcurrencyConfig, ObjectiveMissed
 
 
 class SharedPermits(Protocol):
@@ -89,6 +92,7 @@ class RejectionCause(StrEnum):
 
     FULL = "full"  # the queue was full
     TIMEOUT = "timeout"  # it waited for too long
+    OBJECTIVE = "objective"  # its objective for TTFT can no longer be kept
 
 
 class Waiter(Protocol):
@@ -112,6 +116,11 @@ class Waiter(Protocol):
     @property
     def prompt_tokens(self) -> int:
         """Estimated tokens of its prompt that are not cached."""
+        ...
+
+    @property
+    def latest_start(self) -> float:
+        """When it has to be admitted for its objective for TTFT; infinity without one."""
         ...
 
     def admit(self) -> None:
@@ -142,10 +151,20 @@ class Lane:
         self.flow = flow
         self.priority = priority
         self.waiters: OrderedDict[Waiter, float] = OrderedDict()  # their costs, the first to be admitted first
+        self.due: list[tuple[float, int, Waiter]] = []  # heap: waiters with an objective, and ones that have left
         self.debt = 0.0  # cost of requests that have ended, beyond what was estimated
         self.is_listed = False  # it has an entry among the lanes of its priority
         self._tags, self._at = tags, at  # the tag of the flow, which other processes may raise
         self.tag = tags[at]  # of its next request; stays until that is admitted, as other processes know it
+
+    def next_waiter(self, now: float) -> Waiter:
+        """The waiter with the least slack among those whose objective can still be kept, else the first."""
+        while self.due:
+            latest_start, _, waiter = self.due[0]
+            if latest_start >= now and waiter in self.waiters:
+                return waiter
+            heappop(self.due)
+        return next(iter(self.waiters))
 
     def start(self, virtual_time: float) -> None:
         """Set the tag while no request waits."""
@@ -186,6 +205,7 @@ class ConcurrencyLimiter:
         self._lanes: list[list[tuple[float, int, Lane]]] = [[] for _ in range(PRIORITIES)]  # heaps, by tag
         self._flows_by_cost: list[tuple[float, int, Flow]] = []  # heap, by the negative cost that waits
         self._numbers = count()  # break ties
+        self._due: list[tuple[float, int, Waiter]] = []  # as of a lane, of all
         self._highest_tag = 0.0
         self._generated = 0.0  # mean generated tokens of a response
         self._gap_s: float | None = None  # mean time between releases at the limit; None before the second
@@ -203,6 +223,7 @@ class ConcurrencyLimiter:
         self._max_running = math.ceil(config.max_running * self._share)
         self._max_waiting = math.ceil(config.max_waiting * self._share)
         self._max_wait_s = config.max_wait_s
+        self._sheds = config.on_objective_missed is ObjectiveMissed.SHED
         self.admit()
 
     def remove_limit(self) -> None:
@@ -282,6 +303,10 @@ class ConcurrencyLimiter:
                 break
             self.cancel(waiter)
             self._reject(waiter, RejectionCause.TIMEOUT)
+        while self._sheds and self._due and (self._due[0][0] < self._clock() or self._due[0][2] not in self._waiting):
+            waiter = heappop(self._due)[2]
+            if self.cancel(waiter):
+                self._reject(waiter, RejectionCause.OBJECTIVE)
 
     @property
     def retry_after_s(self) -> int:
@@ -297,7 +322,7 @@ class ConcurrencyLimiter:
             lane = self._first_lane()
             if lane is None or not self._take_permit(lane):
                 return
-            waiter = next(iter(lane.waiters))
+            waiter = lane.next_waiter(self._clock()) if lane.due else next(iter(lane.waiters))
             _, cost = self._dequeue(waiter)
             self._charge(waiter, lane, cost)
             self._publish_queue()
@@ -325,6 +350,11 @@ class ConcurrencyLimiter:
             heappush(self._lanes[lane.priority], (lane.tag, next(self._numbers), lane))
         flow.waiting_cost += cost
         self._list_flow(flow)
+        if waiter.latest_start < math.inf:
+            entry = (waiter.latest_start, next(self._numbers), waiter)
+            _add_due(lane.due, entry, lane.waiters)
+            if self._sheds:
+                _add_due(self._due, entry, self._waiting)
 
     def _dequeue(self, waiter: Waiter) -> tuple[Lane, float]:
         """Remove a waiter; its lane and cost."""
@@ -434,6 +464,16 @@ class ConcurrencyLimiter:
     def _reject(self, waiter: Waiter, cause: RejectionCause) -> None:
         self.rejected[cause] += 1
         waiter.on_rejected(self, cause)
+
+
+def _add_due(
+    due: list[tuple[float, int, Waiter]], entry: tuple[float, int, Waiter], waiting: Container[Waiter]
+) -> None:
+    """Add an entry to a heap, which keeps not many more of waiters that have left than there are others."""
+    heappush(due, entry)
+    if len(due) & (len(due) - 1) == 0 and len(due) >= MIN_FLOWS:  # a power of two
+        due[:] = [entry for entry in due if entry[2] in waiting]
+        heapify(due)
 
 
 def _cost(waiter: Waiter, tokens: float) -> float:

@@ -116,6 +116,7 @@ class Record:
         "lacks_details",
         "latency_s",
         "matched_by",
+        "objective_ms",
         "outcome",
         "policy",
         "pool",
@@ -185,6 +186,7 @@ class Record:
         self.outcome: str | None = None  # a metrics.Outcome, once the request has ended
         self.is_streamed: bool | None = None  # whether the response is an event stream; None: there was no response
         self.ttft_s: float | None = None  # of streamed responses only: the first byte of others is their last token
+        self.objective_ms: int | None = None  # for TTFT; None: none
         self.prefill_s: float | None = None  # from sending the request to the replica that responded to its first token
         self.latency_s: float | None = None  # last byte of the request to last byte of a complete response
         self.prompt_tokens: int | None = None
@@ -286,6 +288,8 @@ class Record:
             "outcome": self.outcome,
             "streamed": self.is_streamed,
             "ttft_s": self.ttft_s,
+            "objective_ms": self.objective_ms,
+            "objective_kept": self.keeps_objective,
             "prefill_s": self.prefill_s,
             "latency_s": self.latency_s,
             "prompt_tokens": self.prompt_tokens,
@@ -295,6 +299,13 @@ class Record:
             "digest_ratio": self.digest_ratio,
             "prompt_structure": msgspec.json.decode(self.structure) if self.structure else None,
         }
+
+    @property
+    def keeps_objective(self) -> bool | None:
+        """Whether the objective for TTFT was kept; None without one, or without a first token."""
+        if self.objective_ms is None or self.ttft_s is None:
+            return None
+        return self.ttft_s * 1000 <= self.objective_ms
 
     @property
     def block_count(self) -> int:

@@ -134,6 +134,9 @@ SeriesKey = tuple[str, str, str, str, int]  # pool, group, replica, policy, revi
 POLICY_LATENCY: Final = "policy_latency_seconds"
 POLICY_TTFT: Final = "policy_ttft_seconds"
 STREAMED: Final = "streamed"  # label of responses that are event streams
+KEPT: Final = "kept"  # results of requests with an objective for TTFT
+MISSED: Final = "missed"
+SHED: Final = "shed"
 PLAIN: Final = "plain"  # label of all other responses, embeddings included
 TOKEN_LINES: Final = (  # metric, attribute of TokenSums, help text
     ("usage_reported_total", "responses", "Responses that report how many prompt tokens were cached."),
@@ -257,6 +260,7 @@ class Metrics:
         self._retries: dict[tuple[str, str, str], int] = {}  # by pool, replica and cause
         self._stream_failures: dict[tuple[str, str, str], int] = {}  # by pool, replica and result
         self._prefills: dict[tuple[str, str, str, str], int] = {}  # by pool, replica, outcome and cause
+        self._objectives: dict[tuple[str, str, str], int] = {}  # by pool, group and result
         self._left_at: dict[object, float] = {}  # when a series was first seen to have left the configuration
 
     # --- counting ---
@@ -276,6 +280,11 @@ class Metrics:
             series.tokens.add(record, record.prompt_tokens, record.cached_tokens)
         elif record.lacks_details:
             series.without_details += 1
+        if record.objective_ms is not None:
+            if record.keeps_objective is not None:
+                self.count_objective(record.pool, record.group, KEPT if record.keeps_objective else MISSED)
+            elif outcome in {Outcome.REPLICA_ERROR, Outcome.ROUTER_ERROR}:
+                self.count_objective(record.pool, record.group, MISSED)
 
     def _observe_latency(self, series: Series, record: Record, latency_s: float) -> None:
         if record.is_streamed:
@@ -322,6 +331,11 @@ class Metrics:
         key = (pool, replica, result)
         self._stream_failures[key] = self._stream_failures.get(key, 0) + 1
 
+    def count_objective(self, pool: str, group: str, result: str) -> None:
+        """Count a request with an objective for TTFT: KEPT, MISSED or SHED."""
+        key = (pool, group, result)
+        self._objectives[key] = self._objectives.get(key, 0) + 1
+
     def count_prefill(self, pool: str, replica: str, outcome: str, cause: str) -> None:
         """Count a prefill leg, or a request that has none (``replica`` is "")."""
         key = (pool, replica, outcome, cause)
@@ -348,6 +362,7 @@ class Metrics:
         for failures_by_replica in (self._retries, self._stream_failures):
             self._drop_expired(failures_by_replica, lambda key: (key[0], "", key[1], "", 0), configured.contains, now)
         self._drop_expired(self._prefills, lambda key: (key[0], "", key[1], "", 0), configured.contains, now)
+        self._drop_expired(self._objectives, lambda key: (key[0], key[1], "", "", 0), configured.contains, now)
 
     def _drop_expired(
         self,
@@ -381,6 +396,10 @@ class Metrics:
         yield from header("stream_failures_total", "counter", text)
         for (pool, replica, result), count in list(self._stream_failures.items()):
             yield f"{PREFIX}stream_failures_total{{{labels(pool=pool, replica=replica, result=result)}}} {count}"
+        if self._objectives:
+            yield from header("ttft_objectives_total", "counter", "Requests with an objective for TTFT, by result.")
+        for (pool, group, result), count in list(self._objectives.items()):
+            yield f"{PREFIX}ttft_objectives_total{{{labels(pool=pool, group=group, result=result)}}} {count}"
         if self._prefills:
             yield from header("prefill_legs_total", "counter", "Prompts sent to a prefill replica, or not, by outcome.")
         for (pool, replica, outcome, cause), count in list(self._prefills.items()):

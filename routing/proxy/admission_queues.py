@@ -13,6 +13,7 @@ not cached of the prompt, and the mean length of the flow's responses.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +21,7 @@ from routing.http.response import RejectedRequestError
 from routing.http.usage import generated_tokens, prompt_and_cached
 from routing.limits.concurrency import ConcurrencyLimiter, RejectionCause, SharedLimits
 from routing.observability.metrics import PREFIX, Histogram, header, labels
-from routing.schema import LEAST_URGENT, ConcurrencyConfig, RouterConfig
+from routing.schema import LEAST_URGENT, ConcurrencyConfig, ObjectiveMissed, RouterConfig
 
 if TYPE_CHECKING:
     from routing.http.auth import Grant
@@ -32,6 +33,7 @@ Queue = tuple[ConcurrencyLimiter, Histogram]
 _MESSAGES: Final = {
     RejectionCause.FULL: "too many requests are waiting already",
     RejectionCause.TIMEOUT: "the request has waited for too long",
+    RejectionCause.OBJECTIVE: "the objective for TTFT cannot be kept: the request would wait for too long",
 }
 
 
@@ -48,12 +50,14 @@ class QueuePermit:
         flow: str,
         weight: float,
         prompt_tokens: int,
+        latest_start: float,
         on_admitted: Callable[[], None],
         on_rejected: Callable[[RejectedRequestError], None],
     ) -> None:
         self.priority = priority
         self.flow, self.weight = flow, weight
         self.prompt_tokens = prompt_tokens  # that are not cached
+        self.latest_start = latest_start
         self._usage: tuple[int, int] | None = None  # uncached and generated tokens, once known
         self._queues: list[Queue] = queues
         self._on_admitted: Callable[[], None] | None = on_admitted  # None: released
@@ -118,6 +122,7 @@ class AdmissionQueues:
         self._loop = asyncio.get_running_loop()
         self._queues: dict[QueueKey, Queue] = {}
         self._priorities: dict[QueueKey, int] = {}
+        self._shedding: set[QueueKey] = set()
 
     def configure(self, config: RouterConfig, shared: SharedLimits | None = None) -> bool:
         """Apply a configuration; whether there are any queues. Admits all requests of a queue that was removed."""
@@ -131,6 +136,9 @@ class AdmissionQueues:
                 permits = None if shared is None else shared.permits(queue_name(key))
                 share = self.share if permits is None else 1.0
                 self._queues[key] = ConcurrencyLimiter(concurrency, self._loop.time, share, permits), Histogram()
+        self._shedding = {
+            key for key, concurrency in configured.items() if concurrency.on_objective_missed is ObjectiveMissed.SHED
+        }
         self._priorities = {(pool.name, group.name): group.priority for pool in config.pools for group in pool.groups}
         return bool(configured)
 
@@ -143,17 +151,23 @@ class AdmissionQueues:
         prompt_tokens: int,
         on_admitted: Callable[[], None],
         on_rejected: Callable[[RejectedRequestError], None],
+        latest_start: float = math.inf,
     ) -> QueuePermit:
         """``priority``: from the client, which can lower the urgency of its task group and not raise it.
 
-        ``prompt_tokens``: estimated tokens of the prompt that are not cached.
+        ``prompt_tokens``: estimated tokens of the prompt that are not cached. ``latest_start``: when it has to be
+        admitted for its objective.
         """
         keys = ((pool, group), (pool, "")) if group else ((pool, ""),)
         group_priority = self._priorities.get((pool, group), 0)
         effective = group_priority if priority is None else min(max(group_priority, priority), LEAST_URGENT)
         queues = [self._queues[key] for key in keys if key in self._queues]
         flow, weight = (group, 1.0) if grant is None else (grant.flow, grant.queue_weight)
-        return QueuePermit(queues, effective, flow, weight, prompt_tokens, on_admitted, on_rejected)
+        return QueuePermit(queues, effective, flow, weight, prompt_tokens, latest_start, on_admitted, on_rejected)
+
+    def sheds(self, pool: str, group: str) -> bool:
+        """Whether requests are rejected whose objective cannot be kept."""
+        return (pool, "") in self._shedding or (pool, group) in self._shedding
 
     def admit(self) -> bool:
         """Admit requests to permits that another process has released; whether any still wait."""

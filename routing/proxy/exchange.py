@@ -10,6 +10,7 @@ programming error is logged and ends the exchange too, so that no client waits a
 from __future__ import annotations
 
 import logging
+import math
 from enum import IntEnum
 from http import HTTPStatus
 from time import monotonic
@@ -20,7 +21,7 @@ from routing.http.response import Header, LocalResponse, RejectedRequestError, R
 from routing.http.usage import Prelude, begins_with_error, has_abort, is_aborted, parse_response
 from routing.log import defect
 from routing.observability.decision_log import structure_json
-from routing.observability.metrics import Outcome
+from routing.observability.metrics import MISSED, SHED, Outcome
 from routing.paths import DataPath
 from routing.prompt.parsing import with_usage_requested, without_member
 from routing.proxy.admission import RESPONSES, admit_request, rejection_of, with_response_id
@@ -137,6 +138,7 @@ class Exchange(UpstreamCall):
         self._lookup: CacheLookup | None = None  # None: its task group has no response cache
         self._permit: QueuePermit | None = None  # None: no admission queues
         self._prefill: PrefillLeg | None = None  # until the first byte; None: no replica of the pool has a role
+        self._objective_ms: int | None = None  # for TTFT
         self._pool = self._group = ""  # set where no replica was available
         self._sent_at = 0.0  # to the current replica
         self._prelude: Prelude | None = None  # of the current replica's stream, held until its first token
@@ -256,7 +258,14 @@ class Exchange(UpstreamCall):
             else:
                 self._reject(rejection_of(error))
             return
-        queues = self._services.admission_queues
+        queues, latest_start = self._services.admission_queues, math.inf
+        if self._request.head.ttft_objective_ms is not None or decision.route.ttft_objective_ms is not None:
+            self._pool, self._group = decision.pool, decision.group
+            try:
+                decision, latest_start = self._prefer_objective(decision)
+            except RejectedRequestError as rejection:
+                self._reject(rejection)
+                return
         if queues is not None and self._permit is None:
             self._pool, self._group = decision.pool, decision.group
             request, tokens = self._request, decision.choice.uncached_tokens(decision.keys.prompt_tokens)
@@ -268,11 +277,26 @@ class Exchange(UpstreamCall):
                 tokens,
                 self.on_admitted,
                 self.on_queue_rejected,
+                latest_start,
             )
             if not self._permit.acquire():
                 self._enter(QUEUED)
                 return
         self._dispatch(decision)
+
+    def _prefer_objective(self, decision: Decision) -> tuple[Decision, float]:
+        """A decision for a replica that keeps the objective for TTFT, if there is one, and when to send the request.
+
+        RejectedRequestError if there is none, and such requests are to be rejected.
+        """
+        objective_ms = self._request.head.ttft_objective_ms or decision.route.ttft_objective_ms or 0
+        self._objective_ms, deadline = objective_ms, self._request.arrived_at + objective_ms / 1000
+        within_s, queues = deadline - monotonic(), self._services.admission_queues
+        decision, predicted_s = self._configuration.placement.prefer_within(decision, within_s)
+        if predicted_s > within_s and queues is not None and queues.sheds(decision.pool, decision.group):
+            message = f"no replica is expected to send the first token within {objective_ms} ms"
+            raise RejectedRequestError(429, message, retry_after_s=math.ceil(predicted_s - within_s))
+        return decision, deadline - predicted_s
 
     @log_exceptions
     def on_admitted(self) -> None:
@@ -345,6 +369,7 @@ class Exchange(UpstreamCall):
             services, request = self._services, self._request
             is_described = services.structure_sampler.should_sample(decision, request.arrived_at)
             self._record = begin_record(services, decision, request, self._placement_request, is_described=is_described)
+            self._record.objective_ms = self._objective_ms
         is_retry, is_plain, leg = self._is_placed, self._is_plain, self._prefill
         self._ticket = self._configuration.placement.dispatch(
             decision, is_retry=is_retry, is_plain=is_plain, is_prefilled=leg is not None and leg.has_parameters
@@ -740,8 +765,12 @@ class Exchange(UpstreamCall):
         if self._is_placed:
             if not self._has_begun:
                 self._record.status = rejection.status
-        elif self._request.grant is not None:
-            self._request.grant.give_back(rejection)
+        else:
+            if self._objective_ms is not None:
+                result = SHED if rejection.status == TOO_MANY else MISSED
+                self._services.metrics.count_objective(self._pool, self._group, result)
+            if self._request.grant is not None:
+                self._request.grant.give_back(rejection)
         if self._trace is not None:
             self._trace.status = rejection.status
         if self._failover is not None:

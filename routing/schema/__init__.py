@@ -65,6 +65,7 @@ from routing.schema.limits import ConcurrencyConfig as ConcurrencyConfig
 from routing.schema.limits import GroupCaps as GroupCaps
 from routing.schema.limits import HealthCheck as HealthCheck
 from routing.schema.limits import Limits as Limits
+from routing.schema.limits import ObjectiveMissed as ObjectiveMissed
 from routing.schema.limits import WarmUp as WarmUp
 from routing.schema.requests import ANY_ORIGIN as ANY_ORIGIN
 from routing.schema.requests import DEFAULT_SESSION_KEYS as DEFAULT_SESSION_KEYS

@@ -43,6 +43,7 @@ from routing.schema.fields import (
 )
 from routing.schema.limits import (
     LEAST_URGENT,
+    MAX_OBJECTIVE_MS,
     BreakerConfig,
     Caps,
     ConcurrencyConfig,
@@ -101,6 +102,18 @@ class TaskGroupConfig(Frozen, frozen=True):
             description="Priority in the queue, 0 first; X-Priority may only lower a request's priority.",
         ),
     ] = 0
+    ttft_objective_ms: (
+        Annotated[
+            int,
+            number(
+                "ms",
+                1,
+                MAX_OBJECTIVE_MS,
+                "TTFT that its requests should have; X-TTFT-Objective-Ms of a request replaces it. Empty: none.",
+            ),
+        ]
+        | None
+    ) = None
     match: GroupMatch = GroupMatch()
     tier1: Tier1 | None = None  # boundary of its tier-1 prefix; None: the pool's, else the policy's
     response_cache: ResponseCache | None = None  # None: no response is served twice

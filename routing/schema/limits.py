@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
@@ -221,6 +222,14 @@ class GroupCaps(Frozen, frozen=True):
 
 PRIORITIES = 10  # 0 is the most urgent
 LEAST_URGENT = PRIORITIES - 1
+MAX_OBJECTIVE_MS = 3_600_000
+
+
+class ObjectiveMissed(StrEnum):
+    """What a router does with a request whose objective for TTFT cannot be kept."""
+
+    SERVE = "serve"  # late
+    SHED = "shed"  # reject it early, with 429
 
 
 class ConcurrencyConfig(Frozen, frozen=True):
@@ -231,6 +240,13 @@ class ConcurrencyConfig(Frozen, frozen=True):
         int, number("requests", 0, 1_000_000, "Requests in the queue; 0: a further request is rejected at once.")
     ] = 256
     max_wait_s: Annotated[float, seconds("How long a request may wait in the queue.", 3600)] = 10.0
+    on_objective_missed: Annotated[
+        ObjectiveMissed,
+        Meta(
+            description="A request whose TTFT objective cannot be kept. serve: is served late; shed: gets 429 and "
+            "Retry-After as soon as that is known."
+        ),
+    ] = ObjectiveMissed.SERVE
 
 
 class WarmUp(Frozen, frozen=True):

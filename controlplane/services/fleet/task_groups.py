@@ -40,6 +40,7 @@ class GroupSettings(TypedDict, total=False):
     match: Mapping[str, Any] | None  # this and the following: fields of routing.schema.TaskGroupConfig
     tier1: Mapping[str, Any] | None
     priority: int
+    ttft_objective_ms: int | None
     concurrency: Mapping[str, Any] | None
     caps: Mapping[str, Any] | None
     response_cache: Mapping[str, Any] | None

@@ -358,7 +358,10 @@ class TaskGroupForm(SectionedForm):
             "off",
         ),
     )
-    singles: ClassVar = (Single("priority", schema.TaskGroupConfig, "Priority", empty=0),)
+    singles: ClassVar = (
+        Single("priority", schema.TaskGroupConfig, "Priority", empty=0),
+        Single("ttft_objective_ms", schema.TaskGroupConfig, "TTFT objective"),
+    )
 
     name = forms.CharField(max_length=30, help_text="The value of the X-Task-Group header. It cannot be changed.")
     owner = forms.CharField(required=False, max_length=200, help_text="Contact: a team or an address.")

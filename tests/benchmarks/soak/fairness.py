@@ -24,11 +24,11 @@ from tests.benchmarks.soak.verdict import Verdict
 from tests.fakes.replica import Call, fake_replicas, sse
 
 REPLICAS = 4
-PREFILL_S = 3.0
+PREFILL_S = 8.0
 DECODE_S = 0.3  # for each token
 LENGTHS = range(2, 20)  # tokens of a response; a request for one is taken for a probe of the router
-MAX_RUNNING = 256  # about 42 requests/s
-WARM_UP_S = 20.0  # until the queue is full
+MAX_RUNNING = 468  # about 42 requests/s
+WARM_UP_S = 40.0  # until the queue is full
 WITHIN = 1.2  # of the TTFT without the hostile tenant
 TENANTS = ("one", "other", "hostile")
 
@@ -129,4 +129,4 @@ async def measure(verdict: Verdict, seconds: float) -> None:
             failed = beside.failed
             verdict.check(f"{name}, rejected", str(dict(failed)), {tenant for tenant, _ in failed} <= {"hostile"})
             waited = fmean(beside.ttft_s["hostile"])
-            verdict.check(f"{name}, hostile", f"mean {waited:.3f} s", waited > 2 * WITHIN * alone.figures()[0])
+            verdict.check(f"{name}, hostile", f"mean {waited:.3f} s", waited > WITHIN * alone.figures()[0])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from msgspec.inspect import FloatType, IntType, Metadata, NoneType, StrType, UnionType, VarTupleType
+from msgspec.inspect import EnumType, FloatType, IntType, Metadata, NoneType, StrType, UnionType, VarTupleType
 
 import routing.schema
 from routing.schema import BreakerConfig, ConcurrencyConfig, Disaggregation, Frozen, HealthCheck, Limits, WarmUp
@@ -41,7 +41,7 @@ def described(field: msgspec.inspect.Field) -> list[str]:
         return ["failures", f"{kind.type.min_length} to {kind.type.max_length}", ", ".join(field.default)]
     if isinstance(kind, Metadata):
         assert kind.extra_json_schema["description"].endswith(".")
-        if isinstance(kind.type, StrType):
+        if isinstance(kind.type, StrType | EnumType):
             return ["-", "-", default]
         unit, kind = kind.extra["unit"], kind.type
         assert isinstance(kind, IntType | FloatType)

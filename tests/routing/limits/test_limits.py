@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from routing.limits.budgets import WINDOW_S, Budget, RetryBudget
 from routing.limits.concurrency import MIN_FLOWS, MIN_TOKENS, ConcurrencyLimiter, RejectionCause
-from routing.schema import ConcurrencyConfig
+from routing.schema import ConcurrencyConfig, ObjectiveMissed
 
 steps = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 50)), max_size=100)
 
@@ -120,6 +121,7 @@ class QueuedRequest:
     flow: str = ""
     prompt_tokens: int = 0
     weight: float = 1.0
+    latest_start: float = math.inf
     events: list[str] = field(default_factory=list)
 
     def admit(self) -> None:
@@ -341,6 +343,39 @@ def test_a_full_queue_rejects_the_newest_request_of_the_flow_with_the_most_work_
     while waiting:
         end_oldest(limiter)
         waiting = [request for request in waiting if not request.events]
+
+
+@pytest.mark.parametrize("on_missed", list(ObjectiveMissed))
+def test_requests_with_an_objective_go_first_in_their_flow_while_it_can_be_kept(on_missed: ObjectiveMissed) -> None:
+    clock = Clock()
+    config = ConcurrencyConfig(max_running=1, max_wait_s=100.0, on_objective_missed=on_missed)
+    limiter = ConcurrencyLimiter(config, clock)
+    limiter.acquire(QueuedRequest())
+    latest = {"plain": math.inf, "late": 3.0, "tight": 8.0, "loose": 20.0, "gone": 6.0}
+    requests = {name: QueuedRequest(0, "a", 100, latest_start=start) for name, start in latest.items()}
+    requests["of another flow"] = QueuedRequest(0, "b", 100)
+    for request in requests.values():
+        limiter.acquire(request)
+    limiter.cancel(requests["gone"])
+    clock.now = 4.0
+    limiter.expire()
+    order: list[str] = []
+    while limiter.waiting:
+        end_oldest(limiter)
+        order += [name for name, request in requests.items() if request.events == ["admitted"] and name not in order]
+    is_shed = on_missed is ObjectiveMissed.SHED
+    assert requests["late"].events == ([RejectionCause.OBJECTIVE] if is_shed else ["admitted"])
+    assert order == ["tight", "of another flow", "loose", "plain"] + ([] if is_shed else ["late"])
+
+
+def test_objectives_of_requests_that_have_left_are_forgotten() -> None:
+    limiter = build_limiter(1, 10)
+    limiter.acquire(QueuedRequest())
+    for number in range(5000):
+        request = QueuedRequest(latest_start=1000.0 + number)
+        limiter.acquire(request)
+        limiter.cancel(request)
+    assert len(limiter._flows[""].lanes[0].due) <= MIN_FLOWS
 
 
 def test_flows_without_requests_are_forgotten() -> None:

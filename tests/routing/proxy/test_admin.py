@@ -261,7 +261,7 @@ async def test_decisions_are_paged_by_sequence_number(replica: FakeReplica) -> N
         "reason",
         "prompt_tokens_estimate", "prefix", "blocks", "block_count", "block_tokens", "hash_tokens",
         "candidates", "hit_tokens", "prefill", "retries", "status", "outcome", "streamed", "ttft_s", "prefill_s",
-        "latency_s", "continued_after",
+        "latency_s", "continued_after", "objective_ms", "objective_kept",
         "prompt_tokens", "cached_tokens", "generated_tokens", "session", "prompt_structure",
         "request_digest", "digest_ratio",
     }  # fmt: skip

@@ -9,10 +9,22 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from routing.schema import ConcurrencyConfig, HealthCheck, Limits, TaskGroupConfig
-from tests.fakes.replica import Call, FakeReplica, answering, fake_replicas, hanging, plain_answer
-from tests.routing.proxy.harness import BODY, Harness, Response, api_key, bearer, config, routed, with_keys
+from routing.schema import ConcurrencyConfig, HealthCheck, Limits, ObjectiveMissed, TaskGroupConfig
+from tests.fakes.replica import Call, FakeReplica, answering, fake_replicas, hanging, plain_answer, sse
+from tests.routing.proxy.harness import (
+    BODY,
+    Harness,
+    Response,
+    api_key,
+    bearer,
+    chat_body,
+    config,
+    routed,
+    samples,
+    with_keys,
+)
 
+LONG = chat_body(text="word " * 50_000)
 NARROW = ConcurrencyConfig(max_running=2, max_waiting=2, max_wait_s=30.0)
 
 
@@ -118,6 +130,58 @@ async def test_a_tenant_with_many_requests_waits_by_itself_whatever_keys_and_gro
         assert {response.status for response in await asyncio.gather(*requests)} == {200}
         assert held_requests.names == ["0", "b1", "c1", "c2", "c3", "c4", "a1", "b2", "a2", "a3", "a4"]
         await harness.at_rest()
+
+
+async def objectives(harness: Harness) -> dict[str, float]:
+    """Requests with an objective for TTFT, by group and result."""
+    found = samples((await harness.admin("GET", "/metrics"))[1]).get("warmpath_router_ttft_objectives_total", [])
+    return {f"{labels['group']} {labels['result']}": value for labels, value in found}
+
+
+async def test_objectives_for_ttft_are_recorded_as_kept_or_missed(replica: FakeReplica) -> None:
+    async def respond(call: Call) -> None:
+        await asyncio.sleep(0.01)
+        await call.stream(sse({"choices": [{"text": "Yes"}]}), sse("[DONE]"))
+
+    replica.script = respond
+    groups = (TaskGroupConfig(name="chat", ttft_objective_ms=60_000),)
+    async with routed(config([replica], groups=groups)) as harness:
+        for headers in (), (b"X-Task-Group: chat",), (b"X-Task-Group: chat", b"X-TTFT-Objective-Ms: 1"):
+            assert (await harness.chat(headers=headers)).status == 200
+        assert (await harness.chat(headers=[b"X-TTFT-Objective-Ms: soon"])).status == 200
+        _, page = await harness.admin("GET", "/admin/decisions")
+        seen = [(decision["objective_ms"], decision["objective_kept"]) for decision in page["decisions"]]
+        assert seen == [(None, None), (60_000, True), (1, False), (None, None)]
+        assert await objectives(harness) == {"chat kept": 1, "chat missed": 1}
+
+
+async def test_a_pool_may_shed_requests_whose_objective_cannot_be_kept(replica: FakeReplica) -> None:
+    replica.script = held_requests = HeldRequests()
+    limit = ConcurrencyConfig(max_running=1, max_wait_s=30.0, on_objective_missed=ObjectiveMissed.SHED)
+    async with routed(config([replica], concurrency=limit)) as harness:
+        at_once = await harness.chat(LONG, [b"X-TTFT-Objective-Ms: 100"])
+        assert at_once.status == 429
+        assert 5 <= int(at_once.headers["retry-after"]) <= 60, "as long as the prompt takes, less the objective"
+        first = ask(harness, "0")
+        await replica.wait_calls(1)
+        queued = await ask(harness, "1", b"X-TTFT-Objective-Ms: 100")
+        assert (queued.status, "retry-after" in queued.headers) == (429, True)
+        await held_requests.answer_next()
+        assert (await first).status == 200
+        assert await objectives(harness) == {" shed": 2}
+        await harness.at_rest()
+
+
+async def test_a_request_with_an_objective_goes_to_a_replica_that_keeps_it() -> None:
+    async with fake_replicas(2, hanging) as replicas, routed(config(replicas)) as harness:  # in turn
+        long = asyncio.create_task(harness.chat(LONG))
+        await harness.until(lambda: any(replica.calls for replica in replicas), "the long prompt to be sent")
+        free = next(replica for replica in replicas if not replica.calls)
+        free.script = answering()
+        for _ in range(4):
+            assert (await harness.chat(headers=[b"X-TTFT-Objective-Ms: 1000"])).status == 200
+        assert len(free.calls) == 4
+        long.cancel()
 
 
 async def test_a_group_over_its_limit_leaves_permits_for_others(replica: FakeReplica) -> None:
