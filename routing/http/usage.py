@@ -176,6 +176,7 @@ class ResponseTail:
 
     @property
     def text(self) -> bytes:
+        """The end of the body."""
         return b"".join((self._fourth, self._third, self._second, self._last))
 
     def usage(self) -> Usage | None:
@@ -209,8 +210,8 @@ class ResponseTail:
 
 MAX_EVENT_BYTES: Final = 16 << 10  # of an incomplete event that is held back; vLLM's usage chunk has about 400 bytes
 
-_USAGE: Final = b'"usage"'
-_FINISHED: Final = b'"finish_reason":"'  # as vLLM writes it
+USAGE: Final = b'"usage"'
+FINISHED: Final = b'"finish_reason":"'  # as vLLM writes it
 _FINGERPRINT: Final = b'"system_fingerprint":'
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")
 event_ends: Final = re.compile(rb"\n\r?\n|\r\r").finditer
@@ -245,7 +246,7 @@ class UsageFilter:
     def __init__(self, fingerprint: Fingerprint) -> None:
         self._fingerprint = fingerprint
         self.is_inside_event = False  # the bytes passed so far end inside an event
-        self._held = b""  # beginning of an event
+        self._held = b""  # beginning of an event, or an event with a finish reason
         self._passed_end = b""  # last bytes of a long event that passes as it arrives
 
     def feed(self, data: bytes) -> bytes:
@@ -254,8 +255,8 @@ class UsageFilter:
             not self._held
             and not self.is_inside_event
             and data.endswith(_EVENT_ENDS)
-            and data.rfind(_USAGE) < 0  # twice as fast as ``in``
-            and data.rfind(_FINISHED) < 0
+            and data.rfind(USAGE) < 0  # twice as fast as ``in``
+            and data.rfind(FINISHED) < 0
         ):
             return data
         passed = b""
@@ -265,6 +266,11 @@ class UsageFilter:
                 return data
             passed, data = data[:end], data[end:]
         return passed + self._filter_events(self._held + data)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the next event passes unchanged unless it has usage or a finish reason."""
+        return not self._held and not self.is_inside_event
 
     def flush(self) -> bytes:
         """Return the incomplete event that is held back when the stream ends."""
@@ -291,7 +297,7 @@ class UsageFilter:
             chunk = _usage_chunk(data[start:end])
             if chunk is not None:
                 self._fingerprint.value = chunk.system_fingerprint
-            if _FINISHED in data[finished:start]:
+            if FINISHED in data[finished:start]:
                 passed.append(data[passed_until:finished])
                 passed.append(_with_fingerprint(data[finished:start], self._fingerprint.value))
                 passed_until = start
@@ -303,7 +309,7 @@ class UsageFilter:
             self.is_inside_event = True
             self._passed_end = data[-_OVERLAP:]
             start = len(data)
-        elif passed_until <= finished < start <= finished + MAX_EVENT_BYTES and _FINISHED in data[finished:start]:
+        elif passed_until <= finished < start <= finished + MAX_EVENT_BYTES and FINISHED in data[finished:start]:
             start = finished
         self._held = data[start:]
         passed.append(data[passed_until:start])
@@ -312,7 +318,7 @@ class UsageFilter:
 
 def _usage_chunk(event: bytes) -> StreamChunk | None:
     """The usage chunk; None for any other event."""
-    if _USAGE not in event or _no_choices(event) is None:
+    if USAGE not in event or _no_choices(event) is None:
         return None
     lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
     try:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from routing.http.usage import event_ends, has_token
+from routing.http.usage import TAIL_BYTES, ResponseTail, event_ends, has_token
 from routing.upstream.client import fetch
 
 if TYPE_CHECKING:
@@ -115,23 +115,26 @@ class StreamBudget:
         return self._next_turn_at - now
 
 
-class KeptStream:
+class KeptStream(ResponseTail):
     """A running stream's request, and the events that its client got.
 
+    ``left``: how many more bytes may be kept before memory has to be reserved. Who has checked it may append to
+    ``events`` instead of a call of ``add``.
     ``prompt_bytes``: of the prompt that is kept for placement.
     """
 
     def __init__(
         self, budget: StreamBudget, body: bytes, *, is_chat: bool, wants_usage: bool, prompt_bytes: int = 0
     ) -> None:
+        ResponseTail.__init__(self)
         self.is_chat = is_chat
         self.wants_usage = wants_usage  # its client gets the usage
         self.continuations = 0
         self._budget = budget
         self._body = body
-        self._events: list[bytes] = []
+        self.events: list[bytes] = []
         self._request: dict[str, Any] = {}  # the body, once it was read
-        self._size, self._reserved = len(body) + prompt_bytes, 0
+        self.left, self._reserved = -len(body) - prompt_bytes, 0
         self._turn: asyncio.TimerHandle | None = None
         self._counting: asyncio.Task[None] | None = None
         self._lost = ""  # why it cannot be continued
@@ -144,20 +147,32 @@ class KeptStream:
 
     def add(self, data: bytes) -> None:
         """Keep bytes of the response."""
-        self._size += len(data) + EVENT_BYTES
-        if self._size > self._reserved:
+        if self._lost:
+            ResponseTail.add(self, data)
+            return
+        self.events.append(data)
+        self.left -= len(data) + EVENT_BYTES
+        if self.left < 0:
             self._fit()
-        if not self._lost:
-            self._events.append(data)
+
+    @property
+    def text(self) -> bytes:
+        """The end of the body."""
+        if self._lost:
+            return b"".join((self._fourth, self._third, self._second, self._last))
+        size, count = 0, 0
+        while size < TAIL_BYTES and count < len(self.events):
+            count += 1
+            size += len(self.events[-count])
+        return b"".join(self.events[len(self.events) - count :])
 
     def _fit(self) -> None:
-        missing = -(-(self._size - self._reserved) // RESERVED_BYTES) * RESERVED_BYTES
-        if self._lost:
-            return
-        if self._size > MAX_STREAM_BYTES:
+        missing = -(self.left // RESERVED_BYTES) * RESERVED_BYTES
+        if self._reserved - self.left > MAX_STREAM_BYTES:
             self.close("too_long")
         elif self._budget.reserve(missing):
             self._reserved += missing
+            self.left += missing
         else:
             self.close("memory")
 
@@ -168,8 +183,9 @@ class KeptStream:
         if self._turn is not None:
             self._turn.cancel()
         self._budget.used_bytes -= self._reserved
-        self._reserved, self._lost = 0, reason
-        self._body, self._events = b"", []
+        self._last = self.text or self._last
+        self.left, self._reserved, self._lost = -1, 0, reason
+        self._body, self.events = b"", []
 
     def check(self, *, is_inside_event: bool) -> None:
         """NotContinuableError if the rest cannot be another replica's, whatever the text.
@@ -196,7 +212,7 @@ class KeptStream:
             raise NotContinuableError("too_long")
         try:
             self._request = self._request or msgspec.json.decode(self._body)
-            sent = _sent_text(b"".join(self._events), is_chat=self.is_chat)
+            sent = _sent_text(b"".join(self.events), is_chat=self.is_chat)
         except _UNREADABLE:
             raise NotContinuableError("response") from None
         if sent.is_finished and self.wants_usage and not sent.has_usage:
@@ -218,7 +234,7 @@ class KeptStream:
 
     def settle(self) -> None:
         """Drop an incomplete event, which the client did not get: another replica's events come next."""
-        self._events = [complete_events(b"".join(self._events))]
+        self.events = [complete_events(b"".join(self.events))]
 
     def rest(self, sent: SentText, tokens: int) -> bytes | None:
         """The request for the rest; None if the text has as many tokens as the client allows.

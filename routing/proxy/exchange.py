@@ -650,7 +650,7 @@ class Exchange(UpstreamCall):
         elif last:
             self._relay.finish(data)
         else:
-            failover.pass_on(data, 0)
+            failover.check(data, 0)
         self._prefill = self._prelude = None
         request.body = b""
         if last:
@@ -685,6 +685,8 @@ class Exchange(UpstreamCall):
         self._retry_state = None
         keep_alive = request.head.keep_alive and not self._services.is_draining
         relay.send_head(request, record, data, last=last, keep_alive=keep_alive)
+        if self._failover is not None:
+            relay.keep(self._failover.kept, self._failover.check)
 
     def _keep(self, relay: ResponseRelay, data: bytes) -> bool:
         """Whether the stream may be continued: then keep what another replica needs to generate the rest."""
@@ -717,9 +719,7 @@ class Exchange(UpstreamCall):
     def _sink(self) -> BodySink:
         """Gets the body between its first and its last read."""
         is_recorded = self._lookup is not None and self._lookup.is_recording
-        if self._failover is not None:
-            return self._failover.sink()
-        return self._relay_and_record if is_recorded else self._relay.sink()
+        return self._relay_and_record if is_recorded and self._failover is None else self._relay.sink()
 
     @log_exceptions
     def _relay_and_record(self, data: bytes, start: int) -> None:

@@ -1,16 +1,16 @@
 """Failover of a stream: after its replica has failed, another replica generates the rest.
 
-Theory of operation. ``pass_on`` gets the body of the stream: it keeps what the client gets, and looks for the error
-with which an engine ends a stream. ``begin`` is called after a failure. When it is this stream's turn, the text so far
-is read and another replica is chosen, which counts the tokens of the text. Then the request for the rest is sent, by
-the loads of that time, and the relay rewrites the events of the rest (``continuation.py``). If the rest cannot be
-another replica's, the client gets the error that it would have got at once.
+Theory of operation. The relay keeps what the client gets, and shows ``check`` all reads that may be more than an event
+of text: it looks for the error with which an engine ends a stream. ``begin`` is called after a failure. When it is this
+stream's turn, the text so far is read and another replica is chosen, which counts the tokens of the text. Then the
+request for the rest is sent, by the loads of that time, and the relay rewrites the events of the rest
+(``continuation.py``). If the rest cannot be another replica's, the client gets the error that was held back.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from routing.http.loop import log_exceptions
 from routing.http.response import is_encoded
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from routing.proxy.retries import RetryState
     from routing.proxy.services import ActiveConfiguration, Services
     from routing.response_cache.cache import CacheLookup
-    from routing.upstream.connection import BodySink
 
 
 CONTINUED: Final = "continued"  # a result of ``stream_failures_total``, as are the texts of ``NotContinuableError``
@@ -59,7 +58,6 @@ class Owner(Protocol):
 class StreamFailover:
     """What another replica needs to generate the rest of one stream, and the search for such a replica."""
 
-    _pass: BodySink  # of the relay
     _error: RejectedRequestError  # for the client, if the rest cannot be another replica's
 
     def __init__(
@@ -75,7 +73,7 @@ class StreamFailover:
         self._services = services
         self._configuration = configuration
         self._owner = owner
-        self._kept = kept
+        self.kept = kept
         self._relay = relay
         self._record = record
         self._lookup = lookup  # None: the response is not stored
@@ -85,40 +83,29 @@ class StreamFailover:
 
     def close(self) -> None:
         """Drop everything, because the stream has ended."""
-        self._kept.close()
+        self.kept.close()
 
     def abort_on_error(self, error: Exception) -> None:
         self._owner.abort_on_error(error)
 
     # --- the body ---
 
-    def sink(self) -> BodySink:
-        """Gets the body between its first and its last read."""
-        self._pass = self._relay.sink()
-        return self.pass_on
-
-    def pass_on(self, data: bytes, start: int) -> None:
-        """Relay bytes of the body: one call for each read, the hot path of streams."""
-        try:
-            body = data[start:-2] if start else data
-            if body.rfind(b'"error"') >= 0 or body.rfind(b'"abort"') >= 0:  # twice as fast as ``in``
-                rest = self.until_error(body)
-                if rest is None:
-                    return
-                if rest is not body:
-                    data, start, body = rest, 0, rest
-            if self._lookup is not None:
-                self._lookup.record(body)
-            if self._splice is None:
-                self._kept.add(body)
-                self._pass(data, start)
-                return
-            self._pass(data, start)  # the splice keeps what it passes
-            if self._splice.is_stopped and not self._kept.wants_usage:
-                self._relay.end_finished()
-                self._owner.on_text_complete()
-        except Exception as error:  # noqa: BLE001 - as log_exceptions, without a call
-            self.abort_on_error(error)
+    @log_exceptions
+    def check(self, data: bytes, start: int) -> None:
+        """Relay bytes of the body, up to an error."""
+        body = data[start:-2] if start else data
+        rest = self.until_error(body)
+        if rest is None:
+            return
+        if rest is not body:
+            data, start = rest, 0
+        is_recorded = self._lookup is not None and self._lookup.is_recording
+        if is_recorded:
+            cast("CacheLookup", self._lookup).record(rest)
+        self._relay.pass_checked(data, start, is_recorded=is_recorded)
+        if self._splice is not None and self._splice.is_stopped and not self.kept.wants_usage:
+            self._relay.end_finished()
+            self._owner.on_text_complete()
 
     def until_error(self, data: bytes) -> bytes | None:
         """What is left to pass of ``data``; None if it ends with an error, and another replica may continue the stream.
@@ -129,9 +116,7 @@ class StreamFailover:
         if at < 0:
             return data
         if at:
-            if self._splice is None:
-                self._kept.add(data[:at])
-            self._relay.sink()(data[:at], 0)
+            self._relay.pass_checked(data[:at], 0)
         event = data[at:]
         is_begun = self.begin("aborted", failure_error(self._record.replica, Failure.RESET), event)
         return None if is_begun else event
@@ -144,13 +129,13 @@ class StreamFailover:
         ``error``: for the client, if that turns out later. ``event``: the engine's own.
         """
         try:
-            self._kept.check(is_inside_event=self._relay.is_inside_event)
+            self.kept.check(is_inside_event=self._relay.is_inside_event)
         except NotContinuableError as obstacle:
             self._count(self._record.replica, str(obstacle))
             return False
         self._error, self._event = error, event
         self._owner.on_replica_lost(event)
-        self._kept.at_turn(partial(self.on_turn, cause))
+        self.kept.at_turn(partial(self.on_turn, cause))
         return True
 
     @log_exceptions
@@ -171,7 +156,7 @@ class StreamFailover:
     def on_stalled(self) -> None:
         """Called when the replica is stalled: the stream goes on waiting for it if it cannot be continued now."""
         try:
-            self._kept.check(is_inside_event=self._relay.is_inside_event)
+            self.kept.check(is_inside_event=self._relay.is_inside_event)
             sent, decision = self._read("stalled")
         except NotContinuableError:
             return
@@ -183,17 +168,17 @@ class StreamFailover:
 
     def _read(self, cause: str) -> tuple[SentText, Decision | None]:
         """What the client has, and the replica for the rest; None if there is no rest."""
-        sent = self._kept.read()
+        sent = self.kept.read()
         return sent, None if sent.is_finished else self._owner.retries().on_stream_failed(cause)
 
     def _count_tokens(self, sent: SentText, decision: Decision) -> None:
         address = self._configuration.connection_pools[decision.target.replica.name].address
-        self._kept.count(address, sent, partial(self.on_counted, sent))
+        self.kept.count(address, sent, partial(self.on_counted, sent))
 
     @log_exceptions
     def on_counted(self, sent: SentText, tokens: int) -> None:
         """Called when the tokens of the text so far are known: send the request for the rest by the current loads."""
-        kept, replica = self._kept, self._record.replica
+        kept, replica = self.kept, self._record.replica
         try:
             body = kept.rest(sent, tokens)
             decision = self._owner.retries().decide()
@@ -205,7 +190,6 @@ class StreamFailover:
             return
         self._splice = Splice(kept, sent, tokens)
         self._relay.splice(self._splice)
-        self._pass = self._relay.sink()
         if body is None:
             self._count(replica, CONTINUED)
             self._relay.finish(finish_event(sent, is_chat=kept.is_chat) + DONE_EVENT)
