@@ -42,6 +42,8 @@ MAX_HELD_BYTES: Final = 256 << 10  # of an incomplete event
 TURN_S: Final = 0.01  # between two streams that are read: the longest take 20 ms
 MAX_BYTES: Final = 128 << 20  # of all streams of a process
 RESERVED_BYTES: Final = 16 << 10  # reserved at once
+TAIL_READS: Final = 6  # searched for usage and errors at the end of a stream, or more if they are shorter together
+SHORT_TAIL_BYTES: Final = 768
 EVENT_BYTES: Final = 64  # of memory for each read, beside its bytes
 COUNT_TIMEOUT_S: Final = 10.0
 MAX_COUNT_BYTES: Final = 1 << 20
@@ -160,11 +162,8 @@ class KeptStream(ResponseTail):
         """The end of the body."""
         if self._lost:
             return b"".join((self._fourth, self._third, self._second, self._last))
-        size, count = 0, 0
-        while size < TAIL_BYTES and count < len(self.events):
-            count += 1
-            size += len(self.events[-count])
-        return b"".join(self.events[len(self.events) - count :])
+        text = b"".join(self.events[-TAIL_READS:])
+        return text if len(text) > SHORT_TAIL_BYTES else b"".join(self.events[-SHORT_TAIL_BYTES:])
 
     def _fit(self) -> None:
         missing = -(self.left // RESERVED_BYTES) * RESERVED_BYTES
@@ -183,7 +182,7 @@ class KeptStream(ResponseTail):
         if self._turn is not None:
             self._turn.cancel()
         self._budget.used_bytes -= self._reserved
-        self._last = self.text or self._last
+        self._last = b"".join(self.events[-TAIL_READS:])[-TAIL_BYTES:] or self._last
         self.left, self._reserved, self._lost = -1, 0, reason
         self._body, self.events = b"", []
 
