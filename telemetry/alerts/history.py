@@ -36,7 +36,7 @@ from telemetry.metrics.windows import Window
 from telemetry.models import STARTING_S, ScrapeState
 from telemetry.storage.dimension_sums import response_cache_sums, router_counts_by_step
 from telemetry.storage.replica_facts import COLD_S, cold_bands, hit_rate_replicas
-from telemetry.storage.rule_sums import pressure_sums, store_sums
+from telemetry.storage.rule_sums import pressure_sums, store_sums, stream_sums
 from telemetry.storage.sums import EngineSums, RouterSums, engine_sums, engine_ttft, router_sums, router_ttft
 
 MAX_EJECTION_AGE = timedelta(days=2)  # before the window: an ejection that began earlier is not found
@@ -257,6 +257,11 @@ class _Loader:
         self.failures = self._shares(
             (row.pool, row.group, row.start, ShareStep(requests, row.failed or 0)) for row, requests in counted
         )
+        self.streams = self._steps(
+            stream_sums(self.pool_names, window) if Source.STREAMS in sources else (),
+            lambda row: (row.pool, row.failed_replica),
+            lambda row: row.streams,
+        )
         self.scrapes = load_scrapes(self.pools, self.replicas, self.query.until) if Source.SCRAPES in sources else {}
         has_days = Source.DAYS in sources and self.pools
         self.requests = load_daily_requests(self.pools, window.end, self.query.step_s) if has_days else {}
@@ -298,6 +303,7 @@ class _Loader:
             pressure=_by_name(enabled, self.pressure),
             responses=_of_pool(self.responses, pool),
             failures=_of_pool(self.failures, pool),
+            streams=_of_pool(self.streams, pool),
             ejections=_by_name(enabled, self.ejections),
             scrapes=_by_name(enabled, self.scrapes),
             requests=self.requests.get(pool.name),

@@ -28,6 +28,7 @@ class Source(StrEnum):
     PRESSURE = "pressure"  # KV cache usage, preemptions and waiting requests of each replica
     GROUPS = "groups"  # tokens of each task group, by the routers
     FAILURES = "failures"  # failed requests of each task group, by the routers
+    STREAMS = "streams"  # streams of the pool, and those whose replica failed, by the decisions of the routers
     SCRAPES = "scrapes"  # the last scrape of each replica, and whether routers consider it healthy; current state only
     EJECTIONS = "ejections"  # of replicas, by routers' circuit breakers
     RESPONSES = "responses"  # predicted and reported cached tokens of each replica's responses
@@ -171,6 +172,7 @@ class History:
     pressure: Mapping[str, Sequence[PressureStep | None]] = field(default_factory=dict)
     responses: Mapping[str, Sequence[RouterCounts | None]] = field(default_factory=dict)
     failures: Mapping[str | None, Sequence[ShareStep | None]] = field(default_factory=dict)  # None: the pool
+    streams: Mapping[str, Sequence[int | None]] = field(default_factory=dict)  # by failed replica; "": none failed
     scrapes: Mapping[str, ScrapedReplica] = field(default_factory=dict)
     requests: DailyRequests | None = None
     ejections: Mapping[str, Sequence[Ejection]] = field(default_factory=dict)  # by replica, ascending
@@ -260,6 +262,11 @@ class HistoryView:
     def failures(self, group: str | None) -> ShareStep | None:
         """The newest step of a task group, or of the pool (None); None where no router counted a request."""
         return self._newest(self.history.failures.get(group))
+
+    def streams(self) -> dict[str, int]:
+        """Streams that began in the newest step, by the replica that failed during them; "": none did."""
+        newest = {replica: self._newest(steps) for replica, steps in self.history.streams.items()}
+        return {replica: count for replica, count in newest.items() if count is not None}
 
     def cache_requests(self, group: str | None, steps: int, *, before: int = 0) -> list[ShareStep]:
         """The last known steps of a task group or the pool (None), without the newest ``before``."""

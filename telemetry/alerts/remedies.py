@@ -165,6 +165,7 @@ REMEDIES: Mapping[str, Action | str] = {  # a text: why there is none
     RuleKind.PREDICTION_GAP: _page("Open replicas of {pool}", "controlplane:fleet", "Check their KV events."),
     RuleKind.TTFT_OBJECTIVE: _SIZE,
     RuleKind.ERROR_RATIO: _page("Failed requests of {pool}", "telemetry:requests", outcome="failed"),
+    RuleKind.STREAM_FAILURES: _page("Open replicas of {pool}", "controlplane:fleet", "Read the engine's log."),
     RuleKind.TRAFFIC_VANISHED: _ROUTERS,
     RuleKind.REPLICA_DOWN: _replica(_RESTART),
     RuleKind.METRICS_UNREADABLE: _replica("Check that the worker can reach its /metrics."),

@@ -20,6 +20,7 @@ class RuleKind(TextChoices):
     PREDICTION_GAP = "prediction_gap", "Prediction gap"
     TTFT_OBJECTIVE = "ttft_objective", "TTFT objective"
     ERROR_RATIO = "error_ratio", "Error ratio"
+    STREAM_FAILURES = "stream_failures", "Stream failures"
     TRAFFIC_VANISHED = "traffic_vanished", "Traffic vanished"
     REPLICA_DOWN = "replica_down", "Replica down"
     METRICS_UNREADABLE = "metrics_unreadable", "Metrics unreadable"

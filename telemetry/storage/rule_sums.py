@@ -14,7 +14,7 @@ from typing import Any
 from telemetry.causes.evidence import Bin, EngineSums, Prefix, Route, Sums
 from telemetry.metrics.windows import Window
 from telemetry.models import ScrapeState
-from telemetry.storage.sums import STEP, fetch_rows, window_parameters
+from telemetry.storage.sums import OF_POOLS, STEP, fetch_rows, window_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,32 @@ def store_sums(window: Window) -> list[StoreSums]:
         window_parameters(window),
     )
     return [StoreSums(*row) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSums:
+    """Streams that began within one step."""
+
+    pool: str
+    failed_replica: str  # the last one that failed during them, whether or not another one continued; "": none
+    start: datetime
+    streams: int
+
+
+def stream_sums(pools: Sequence[str], window: Window) -> list[StreamSums]:
+    """Per pool, failed replica and step."""
+    rows = fetch_rows(
+        f"""
+        select pool, coalesce(
+            continued_after -> -1 ->> 'replica', case when outcome = 'replica_error' then replica else '' end
+        ) as failed, {STEP} as start, count(*)
+        from telemetry_decision
+        where at > %(start)s and at <= %(end)s and streamed and {OF_POOLS}
+        group by pool, failed, start
+        """,  # noqa: S608 - no part of it comes from outside
+        window_parameters(window, pools=list(pools)),
+    )
+    return [StreamSums(*row) for row in rows]
 
 
 MAX_PREFIXES = 20_000  # by replica, those with the most tokens

@@ -83,6 +83,58 @@ ERROR_RATIO = Kind(
 )
 
 
+class StreamFailuresSettings(WindowSettings, frozen=True):
+    """Settings of ``stream_failures``."""
+
+    most_ratio: Annotated[float, setting("ratio", "Streams whose replica failed, of all streams.", gt=0, le=1)] = 0.05
+    window_s: WindowS = 600.0
+    min_requests: MinRequests = 50.0
+    for_s: ForS = 0.0
+    keep_firing_s: KeepFiringS = 600.0
+
+
+class StreamEvidence(Evidence, frozen=True):
+    requests: int
+    failed_requests: int
+    failed_most: str  # a replica
+
+
+def _evaluate_streams(settings: StreamFailuresSettings, view: HistoryView, _: str) -> Findings:
+    """Compare the share of streams whose replica failed with its limit."""
+    counts = view.streams()
+    requests = sum(counts.values())
+    failed = {replica: count for replica, count in counts.items() if replica}
+    evidence = StreamEvidence(requests, sum(failed.values()), max(failed, key=failed.__getitem__, default=""))
+    if requests < max(settings.min_requests, 1):
+        return {POOL: no_data(Reason.LITTLE_TRAFFIC, evidence)}
+    return {POOL: above_limit(evidence.failed_requests / requests, settings.most_ratio, "ratio", evidence)}
+
+
+def _summarize_streams(scope: Scope, settings: StreamFailuresSettings, finding: Finding[StreamEvidence]) -> str:
+    evidence, period = finding.evidence, duration(settings.window_s)
+    return (
+        f"{percent(finding.value)} of the streams of {scope} lost their replica ({evidence.failed_requests} of "
+        f"{evidence.requests} in {period}), most of them replica {evidence.failed_most}."
+    )
+
+
+STREAM_FAILURES = Kind(
+    name="stream_failures",
+    inhibited_by=(RuleKind.EVALUATOR_LAG, RuleKind.REPLICA_DOWN),
+    about="Compares the streams whose replica died, hung or sent an error with all streams, whether or not another "
+    "replica continued them: clients may notice nothing while engines crash again and again. A stream counts at the "
+    "time at which it began, once it has ended.",
+    settings=StreamFailuresSettings,
+    sources=frozenset({Source.STREAMS}),
+    evaluate=_evaluate_streams,
+    summarize=_summarize_streams,
+    condition=lambda settings: (
+        f"{percent(settings.most_ratio)} of streams lost their replica over {duration(settings.window_s)}"
+    ),
+    figure="Streams that lost their replica",
+)
+
+
 class TrafficVanishedSettings(WindowSettings, frozen=True):
     """Settings of ``traffic_vanished``."""
 

@@ -62,6 +62,7 @@ def default_rules(scrape_interval_s: float) -> tuple[DefaultRule, ...]:
             "TTFT objective", RuleKind.TTFT_OBJECTIVE, settings={"within_s": 5.0, "long_s": 900.0, "short_s": 300.0}
         ),
         DefaultRule("Error ratio", RuleKind.ERROR_RATIO, Severity.CRITICAL),
+        DefaultRule("Stream failures", RuleKind.STREAM_FAILURES),
         DefaultRule("Replica ejected", RuleKind.REPLICA_EJECTED),
         # Affinity skews a quiet pool on purpose: only skew that makes requests wait is a problem.
         DefaultRule("Load skew", RuleKind.LOAD_SKEW, settings={"min_waiting": 1.0}),

@@ -20,6 +20,7 @@ from telemetry.services.alerts.explanations import evaluate_alerts
 from telemetry.services.alerts.rules import default_rules
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import cache_reading, engine_reading, gap, route_reading, router_scraped, stored_together
+from tests.telemetry.stored_decisions import decided
 
 pytestmark = pytest.mark.django_db
 NOT_BY_DEFAULT = {RuleKind.HIT_RATE_FLOOR, RuleKind.PREDICTION_GAP, RuleKind.SEMANTIC_CACHE_PRECISION}
@@ -139,6 +140,15 @@ def _fails(fleet):
     fleet.failed_ratio = 0.2
 
 
+def _streams_lose_replicas(fleet):
+    """Of 100 streams, six were continued after gpu-1, and one broke at gpu-2."""
+    after_gpu_1 = [{"replica": "gpu-2", "tokens": 3}, {"replica": "gpu-1", "tokens": 9}]
+    ends = [{"continued_after": after_gpu_1}] * 6 + [{"replica": "gpu-2", "outcome": "replica_error"}] + [{}] * 93
+    for seq, end in enumerate(ends):
+        whole = {"pool": "chat", "replica": "gpu-0", "outcome": "ok", "streamed": True, **end}
+        decided(fleet.router, fleet.now, seq, **whole)
+
+
 def _is_ejected(fleet, kind=EventKind.REPLICA_EJECTED):
     record_event(
         kind,
@@ -194,6 +204,7 @@ def _loses_all_replicas(fleet):
     ("incident", "kinds", "within_s"),
     [
         (_fails, {"error_ratio"}, 150),
+        (_streams_lose_replicas, {"stream_failures"}, 60),
         (_is_ejected, {"replica_ejected"}, 60),
         (_is_skewed, {"load_skew"}, 240),
         (_is_full, {"kv_pressure"}, 390),
@@ -208,6 +219,15 @@ def test_each_default_rule_fires_on_its_incident_and_no_other_does(fleet, incide
     assert fleet.run(60) == set()
     incident(fleet)
     assert fleet.run(within_s) == kinds
+
+
+def test_an_alert_on_streams_names_the_replica_that_failed_most(fleet):
+    _streams_lose_replicas(fleet)
+    fleet.run(30)
+    (alert,) = Alert.objects.all()
+    assert alert.summary == (
+        "7.0 % of the streams of pool chat lost their replica (7 of 100 in 10 min), most of them replica gpu-1."
+    )
 
 
 @pytest.fixture
