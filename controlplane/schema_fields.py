@@ -178,6 +178,7 @@ POOL = kinds_of(
     "tier1",
     "stream_usage",
     "on_stream_failure",
+    "keep_alive_s",
     "warm_up",
     "session_keys",
     "paths",

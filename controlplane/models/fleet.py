@@ -157,6 +157,7 @@ class Pool(VersionedModel):
     on_stream_failure = CharField(  # noqa: DJ001 - None: the routers' default
         max_length=8, null=True, blank=True, choices=[(choice.value, choice.value) for choice in StreamFailure]
     )
+    keep_alive_s = FloatField(null=True, blank=True)  # of silent streams; None: no comments
     warm_up = JSONField(null=True, blank=True)  # routing.schema.WarmUp; None: no warm-up
     session_keys = JSONField(null=True, blank=True)  # routing.schema.SessionKey; None: DEFAULT_SESSION_KEYS
     paths = JSONField(null=True, blank=True)  # routing.schema.DataPath; None: all

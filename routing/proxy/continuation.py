@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from routing.http.response import chunked
 from routing.http.usage import TAIL_BYTES, ResponseTail, event_ends, has_token
 from routing.upstream.client import fetch
 
@@ -120,8 +121,8 @@ class StreamBudget:
 class KeptStream(ResponseTail):
     """A running stream's request, and the events that its client got.
 
-    ``left``: how many more bytes may be kept before memory has to be reserved. Who has checked it may append to
-    ``events`` instead of a call of ``add``.
+    ``left``: how many more bytes may be kept before memory has to be reserved. Who has checked it may append a chunk to
+    ``chunks`` instead of a call of ``add``.
     ``prompt_bytes``: of the prompt that is kept for placement.
     """
 
@@ -134,7 +135,7 @@ class KeptStream(ResponseTail):
         self.continuations = 0
         self._budget = budget
         self._body = body
-        self.events: list[bytes] = []
+        self.chunks: list[bytes] = []  # as HTTP frames them
         self._request: dict[str, Any] = {}  # the body, once it was read
         self.left, self._reserved = -len(body) - prompt_bytes, 0
         self._turn: asyncio.TimerHandle | None = None
@@ -152,7 +153,7 @@ class KeptStream(ResponseTail):
         if self._lost:
             ResponseTail.add(self, data)
             return
-        self.events.append(data)
+        self.chunks.append(chunked(data, False))
         self.left -= len(data) + EVENT_BYTES
         if self.left < 0:
             self._fit()
@@ -162,8 +163,12 @@ class KeptStream(ResponseTail):
         """The end of the body."""
         if self._lost:
             return b"".join((self._fourth, self._third, self._second, self._last))
-        text = b"".join(self.events[-TAIL_READS:])
-        return text if len(text) > SHORT_TAIL_BYTES else b"".join(self.events[-SHORT_TAIL_BYTES:])
+        text = self._events(TAIL_READS)
+        return text if len(text) > SHORT_TAIL_BYTES else self._events(SHORT_TAIL_BYTES)
+
+    def _events(self, count: int = 0) -> bytes:
+        """The last reads; 0: all."""
+        return b"".join([chunk[chunk.find(b"\n") + 1 : -2] for chunk in self.chunks[-count:]])
 
     def _fit(self) -> None:
         missing = -(self.left // RESERVED_BYTES) * RESERVED_BYTES
@@ -182,9 +187,9 @@ class KeptStream(ResponseTail):
         if self._turn is not None:
             self._turn.cancel()
         self._budget.used_bytes -= self._reserved
-        self._last = b"".join(self.events[-TAIL_READS:])[-TAIL_BYTES:] or self._last
+        self._last = self._events(TAIL_READS)[-TAIL_BYTES:] or self._last
         self.left, self._reserved, self._lost = -1, 0, reason
-        self._body, self.events = b"", []
+        self._body, self.chunks = b"", []
 
     def check(self, *, is_inside_event: bool) -> None:
         """NotContinuableError if the rest cannot be another replica's, whatever the text.
@@ -211,7 +216,7 @@ class KeptStream(ResponseTail):
             raise NotContinuableError("too_long")
         try:
             self._request = self._request or msgspec.json.decode(self._body)
-            sent = _sent_text(b"".join(self.events), is_chat=self.is_chat)
+            sent = _sent_text(self._events(), is_chat=self.is_chat)
         except _UNREADABLE:
             raise NotContinuableError("response") from None
         if sent.is_finished and self.wants_usage and not sent.has_usage:
@@ -233,7 +238,7 @@ class KeptStream(ResponseTail):
 
     def settle(self) -> None:
         """Drop an incomplete event, which the client did not get: another replica's events come next."""
-        self.events = [complete_events(b"".join(self.events))]
+        self.chunks = [chunked(complete_events(self._events()), False)]
 
     def rest(self, sent: SentText, tokens: int) -> bytes | None:
         """The request for the rest; None if the text has as many tokens as the client allows.

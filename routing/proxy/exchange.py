@@ -9,9 +9,11 @@ programming error is logged and ends the exchange too, so that no client waits a
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from enum import IntEnum
+from functools import partial
 from http import HTTPStatus
 from time import monotonic
 from typing import TYPE_CHECKING, Final, cast
@@ -36,6 +38,7 @@ from routing.proxy.response_relay import (
     count_request,
     end_request,
     record_completion,
+    stream_head,
 )
 from routing.proxy.retries import TOO_MANY, RetryState, failure_error, retry_cause
 from routing.response_cache.cache import Progress
@@ -60,6 +63,7 @@ POST: Final = b"POST"
 CHAT: Final = DataPath.CHAT_COMPLETIONS.endpoint
 OK: Final = HTTPStatus.OK.value
 SERVER_ERROR: Final = HTTPStatus.INTERNAL_SERVER_ERROR.value
+MAX_SHOWN_BYTES: Final = 1000  # of an error response that a client gets as an event
 INVALID_STATUSES: Final = frozenset({400, 422})  # of engines that do not know a member of the request
 
 logger = logging.getLogger(__name__)
@@ -144,6 +148,8 @@ class Exchange(UpstreamCall):
         self._prelude: Prelude | None = None  # of the current replica's stream, held until its first token
         self._retry_state: RetryState | None = None  # since the first failure
         self._has_begun = False  # the client has bytes of the response
+        self._silence: asyncio.TimerHandle | None = None  # until a comment is sent; None: the client is to get none
+        self._released: ResponseRelay | None = None  # has sent the head, before any replica responded
         self._failover: StreamFailover | None = None  # of a stream that may be continued
         tracer = services.tracer
         self._trace = None if tracer is None else tracer.start(request)  # None: not sampled
@@ -266,6 +272,8 @@ class Exchange(UpstreamCall):
             except RejectedRequestError as rejection:
                 self._reject(rejection)
                 return
+        if self._configuration.keep_alive_s and self._silence is None:
+            self._expect_silence(decision.pool)
         if queues is not None and self._permit is None:
             self._pool, self._group = decision.pool, decision.group
             request, tokens = self._request, decision.choice.uncached_tokens(decision.keys.prompt_tokens)
@@ -297,6 +305,30 @@ class Exchange(UpstreamCall):
             message = f"no replica is expected to send the first token within {objective_ms} ms"
             raise RejectedRequestError(429, message, retry_after_s=math.ceil(predicted_s - within_s))
         return decision, deadline - predicted_s
+
+    def _expect_silence(self, pool: str) -> None:
+        """Send comments while the client of a stream waits for its first token, if its pool and endpoint have them."""
+        every_s, endpoint = self._configuration.keep_alive_s.get(pool), self._request.head.endpoint
+        if every_s and not self._is_plain and endpoint is not None and endpoint.generates and not endpoint.is_form:
+            callback = partial(self.on_silence, pool, every_s)
+            self._silence = asyncio.get_running_loop().call_later(every_s, callback)
+
+    @log_exceptions
+    def on_silence(self, pool: str, every_s: float) -> None:
+        """Called when the client has got nothing for a while. Until the first token retries remain possible."""
+        if self._released is None:
+            head, cross_origin = stream_head(), self._configuration.cross_origin
+            if cross_origin is not None:
+                head = cross_origin.decided(head, self._request.head, pool)
+            self._released = ResponseRelay(self._client, head, None, is_aborted=False, fingerprint=None)
+            keep_alive = self._request.head.keep_alive and not self._services.is_draining
+            self._released.release_head(self._request, keep_alive=keep_alive)
+        self._released.send_comment()
+        self._silence = asyncio.get_running_loop().call_later(every_s, partial(self.on_silence, pool, every_s))
+
+    def _end_silence(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
 
     @log_exceptions
     def on_admitted(self) -> None:
@@ -642,6 +674,11 @@ class Exchange(UpstreamCall):
         if failover is not None and not failover.accepts(head):
             self._reject(RejectedRequestError(502, f"replica {record.replica!r} cannot continue the response"))
             return
+        if self._released is not None and (head.status >= 300 or not head.is_stream or is_encoded(head)):
+            text = data[:MAX_SHOWN_BYTES].decode(errors="replace")
+            message = f"replica {record.replica!r} responded with status {head.status}: {text}"
+            self._reject(RejectedRequestError(head.status if head.status >= 400 else 502, message))
+            return
         self._enter(STREAMING)
         if self._is_probe and head.status < TOO_MANY:
             self._has_probe_result = self._services.breakers.record_first_byte(ReplicaId(record.replica))
@@ -665,14 +702,17 @@ class Exchange(UpstreamCall):
     ) -> None:
         """Send the head with the first bytes; from here on the request is not sent again."""
         self._has_begun = True
+        self._end_silence()
         request, record = self._request, self._record
         if self._sends_unmodified and head.status < 300:
             self._on_usage_rejected()
         record.on_first_byte(head.status, is_streamed=head.is_stream)
         if not (last or head.is_stream):
             self._ticket.record_first_byte()  # at the end, ``record_response`` implies it
-        cross_origin = self._configuration.cross_origin
-        if cross_origin is not None:
+        cross_origin, is_released = self._configuration.cross_origin, self._released is not None
+        if self._released is not None:
+            head = self._released.head
+        elif cross_origin is not None:
             head = cross_origin.decided(head, request.head, record.pool)
         fingerprint = self.connections.fingerprint if self._removes_usage else None
         self._relay = relay = ResponseRelay(self._client, head, parsed, is_aborted=aborted, fingerprint=fingerprint)
@@ -684,7 +724,7 @@ class Exchange(UpstreamCall):
             self._services.release_body(request)
         self._retry_state = None
         keep_alive = request.head.keep_alive and not self._services.is_draining
-        relay.send_head(request, record, data, last=last, keep_alive=keep_alive)
+        relay.send_head(request, record, data, last=last, keep_alive=keep_alive, is_released=is_released)
         if self._failover is not None:
             relay.keep(self._failover.kept, self._failover.check)
 
@@ -778,6 +818,9 @@ class Exchange(UpstreamCall):
             self.on_not_continued(rejection, b"")
             return
         self._finish(Outcome.CLIENT_ERROR if rejection.status < 500 else outcome)
+        if self._released is not None:
+            self._released.abort(rejection, self._request.head.path)
+            return
         response = rejection.response(self._request.head.path)
         self._client.respond(self._request, response, keep_alive=keep_alive, pool=self._pool_name())
         self._client.on_exchange_ended(keep_alive=keep_alive)
@@ -791,7 +834,7 @@ class Exchange(UpstreamCall):
     def abort_on_error(self, error: Exception) -> None:
         """Log a programming error and respond with 500, or abort a response that has begun."""
         defect(logger, error, "exchange")
-        has_begun = self._has_begun or self._state is DONE
+        has_begun = self._has_begun or self._released is not None or self._state is DONE
         self._finish(Outcome.ROUTER_ERROR)
         if has_begun:
             self._client.reset()
@@ -814,6 +857,7 @@ class Exchange(UpstreamCall):
                 self._services.release_body(self._request)
             if self._failover is not None:
                 self._failover.close()
+            self._end_silence()
             if self._pending_body is not None:
                 self._pending_body.cancel()
             if self._lookup is not None:

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 
 OK: Final = 200
+KEEP_ALIVE: Final = b": keep-alive\n\n"
 Frame = Callable[[bytes, bool], bytes]
 REPLICA_ERROR: Final = Outcome.REPLICA_ERROR  # attributes of an enum are slow to look up
 
@@ -117,6 +118,14 @@ def client_framing(
     return lines, frame, keep_alive
 
 
+def stream_head() -> ResponseHead:
+    """The head of a stream to which no replica has responded yet."""
+    head = ResponseHead(OK, b"HTTP/1.1 200 OK\r\n")
+    head.lines = b"Content-Type: text/event-stream; charset=utf-8\r\n"
+    head.framing, head.is_stream = CHUNKED, True
+    return head
+
+
 class ResponseRelay:
     """The relay of one response."""
 
@@ -136,7 +145,7 @@ class ResponseRelay:
         may_filter = head.is_stream and not is_encoded(head)
         self._filter = UsageFilter(fingerprint) if fingerprint is not None and may_filter else None
         self._client = client
-        self._head = head
+        self.head = head
         self._is_aborted = is_aborted  # by an engine that is stopping
         self._parsed = parsed  # a JSON response that arrived in one read
         self._write_buffer, self._transport = client.write_buffer, client.transport
@@ -145,9 +154,25 @@ class ResponseRelay:
         self._splice: Splice | None = None  # the rest comes from another replica
         self.cache_lines = b""  # header lines; empty: the task group has no response cache
 
-    def send_head(self, request: Request, record: Record, data: bytes, *, last: bool, keep_alive: bool) -> None:
-        """Send the head with the first body bytes."""
-        head, passed = self._head, data
+    def release_head(self, request: Request, *, keep_alive: bool) -> None:
+        """Send the head of a stream before its first token; another relay sends the events."""
+        self._tail = ResponseTail()
+        lines, self._frame, self.keep_alive = client_framing(
+            self.head, None, http11=request.head.http11, keep_alive=keep_alive
+        )
+        lines += b"X-Request-Id: %b\r\n\r\n" % request.request_id.encode()
+        self._client.write(self.head.status_line + self.head.lines + lines)
+
+    def send_comment(self) -> None:
+        """Show the client, and proxies before it, that the connection lives."""
+        if not self._client.is_full:
+            self._client.write(self._frame(KEEP_ALIVE, False))
+
+    def send_head(
+        self, request: Request, record: Record, data: bytes, *, last: bool, keep_alive: bool, is_released: bool
+    ) -> None:
+        """Send the head, unless it is released, with the first body bytes."""
+        head, passed = self.head, data
         if self._filter is not None:
             passed = self._filter.feed(data) + (self._filter.flush() if last else b"")
         lines, self._frame, self.keep_alive = client_framing(
@@ -165,6 +190,9 @@ class ResponseRelay:
         if self._parsed is None:
             self._tail = ResponseTail()
             self._tail.add(data)
+        if is_released:
+            self._client.write(self._frame(passed, last))
+            return
         self._client.write(
             b"%b%b%bX-Request-Id: %b\r\nX-Warmpath-Replica: %b\r\nX-Warmpath-Reason: %b\r\n\r\n%b"
             % (
@@ -190,17 +218,17 @@ class ResponseRelay:
     def _pass_kept(self, data: bytes, start: int) -> None:
         """Without further calls for what nearly all reads are: one event, neither the last one nor an error."""
         if start and self._is_between_events:
-            kept, body = self._kept, data[start:-2]
+            kept = self._kept
             left = kept.left - len(data) - EVENT_BYTES
             if (
                 left >= 0
-                and body.endswith(b"\n\n")
-                and body.rfind(FINISHED) < 0  # twice as fast as ``in``
-                and body.rfind(USAGE) < 0
-                and body.rfind(b'"error"') < 0
+                and data.endswith(b"\n\n\r\n")
+                and data.rfind(FINISHED) < 0  # twice as fast as ``in``
+                and data.rfind(USAGE) < 0
+                and data.rfind(b'"error"') < 0
             ):
                 kept.left = left
-                kept.events.append(body)
+                kept.chunks.append(data)
                 self._write_buffer.write(self._transport, data)
                 return
         self._check(data, start)
@@ -263,7 +291,7 @@ class ResponseRelay:
     @property
     def may_continue(self) -> bool:
         """Whether the rest of the response may come from another replica."""
-        head = self._head
+        head = self.head
         return head.is_stream and head.status == OK and head.framing is not LENGTH and not is_encoded(head)
 
     @property
@@ -286,28 +314,28 @@ class ResponseRelay:
 
     def usage(self) -> Usage | None:
         """The token usage that the complete response reports; None for an error or if it is not reported."""
-        if self._head.status >= 300:
+        if self.head.status >= 300:
             return None
         return self._tail.usage() if self._parsed is None else self._parsed.usage
 
     @property
     def has_ended(self) -> bool:
         """Whether the client got the last event of a stream, of which only the end of the body may be missing."""
-        return self._head.is_stream and self._tail.has_ended()
+        return self.head.is_stream and self._tail.has_ended()
 
     def outcome(self) -> Outcome:
         """The outcome of the complete response."""
-        is_failed = self._is_aborted or (self._head.is_stream and self._tail.has_error())
-        return response_outcome(self._head.status, is_failed=is_failed)
+        is_failed = self._is_aborted or (self.head.is_stream and self._tail.has_error())
+        return response_outcome(self.head.status, is_failed=is_failed)
 
     def abort(self, error: RejectedRequestError, path: bytes) -> None:
         """End an incomplete response so that the client notices; a stream gets ``error`` as its last event.
 
         ``path``: of the request, which determines the format of the error.
         """
-        if self._head.framing is LENGTH and self._filter is None:
+        if self.head.framing is LENGTH and self._filter is None:
             pass  # the client notices that the body is shorter than its Content-Length
-        elif self._head.is_stream:
+        elif self.head.is_stream:
             event = error_event(path, error.status, error.message, is_inside_event=self.is_inside_event)
             self._client.write(self._frame(event, True))
         elif self._frame is unframed:

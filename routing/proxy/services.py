@@ -51,6 +51,7 @@ class ActiveConfiguration:
         self.admission = Admission(config, placement.models, placement.matcher)
         self.series = ConfiguredSeries(config)
         self.usage_pools = frozenset(pool.name for pool in config.pools if pool.stream_usage is StreamUsage.REQUEST)
+        self.keep_alive_s = {pool.name: pool.keep_alive_s for pool in config.pools if pool.keep_alive_s is not None}
         self.continued_pools = frozenset(
             pool.name for pool in config.pools if pool.on_stream_failure is StreamFailure.CONTINUE
         )

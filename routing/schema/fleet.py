@@ -308,6 +308,19 @@ class PoolConfig(Frozen, frozen=True):
             "where it can be the rest of the same text (vLLM and SGLang); end: the stream ends with an error event."
         ),
     ] = StreamFailure.CONTINUE
+    keep_alive_s: (
+        Annotated[
+            float,
+            number(
+                "seconds",
+                1,
+                300,
+                "After so long without a byte, a client that streams gets the head of the response and an SSE comment, "
+                "again and again until the first token. Not set: none. Errors then come as events.",
+            ),
+        ]
+        | None
+    ) = None  # None: no comments
     warm_up: WarmUp | None = None  # of joining replicas; None: they take traffic with an empty cache
     session_keys: (
         Annotated[

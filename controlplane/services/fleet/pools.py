@@ -92,6 +92,7 @@ class PoolSettings(TypedDict, total=False):
     tier1: Mapping[str, Any] | None
     stream_usage: str | None  # a routing.schema.StreamUsage
     on_stream_failure: str | None  # a routing.schema.StreamFailure
+    keep_alive_s: float | None
     warm_up: Mapping[str, Any] | None
     session_keys: Iterable[str] | None  # None: routing.schema.DEFAULT_SESSION_KEYS; empty: no sessions
     paths: Iterable[str] | None  # routing.schema.DataPath; None: all

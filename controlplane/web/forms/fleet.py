@@ -207,6 +207,7 @@ class PoolSettingsForm(SectionedForm):
         Single("adapter_replicas", schema.PoolConfig, "Replicas per adapter"),
         Single("stream_usage", schema.PoolConfig, "Token usage of streams"),
         Single("on_stream_failure", schema.PoolConfig, "Streams whose replica fails"),
+        Single("keep_alive_s", schema.PoolConfig, "Comments to silent streams"),
         Single("session_keys", schema.PoolConfig, "Session keys", SESSION_KEYS),
         Single("paths", schema.PoolConfig, "Paths", PATHS),
         Single("allowed_origins", schema.PoolConfig, "Allowed origins", ORIGINS, empty=[]),

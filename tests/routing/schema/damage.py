@@ -74,6 +74,7 @@ CONFIG: dict[str, Any] = {
             ],
             "adapter_replicas": 2,
             "stream_usage": "as_sent",
+            "keep_alive_s": 5.0,
             "session_keys": ["header:X-Conversation", "body:metadata.user_id"],
             "paths": ["/v1/chat/completions", "/v1/responses"],
             "allowed_origins": ["https://chat.example", "http://[::1]:3000"],
