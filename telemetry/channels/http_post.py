@@ -21,7 +21,7 @@ MAX_MESSAGE_S = 25.0  # until the last request of a message is sent; with two de
 EMPTY: Mapping[str, str] = MappingProxyType({})
 MAX_RESPONSE_BYTES = 1 << 20
 MAX_RETRY_AFTER_S = 86_400.0
-LOGGED_CHARACTERS = 200  # of a response
+BEGINNING_BYTES = 1600  # of a response; the log has fewer, cut after secrets were removed
 NOTHING = r"(?!)"  # matches nothing
 RETRYABLE = {408, 425, 429}
 _SECONDS = re.compile(r"\d+(\.\d+)?", re.ASCII)
@@ -85,8 +85,8 @@ def post_each(
 
 def beginning(body: bytes) -> str:
     """The first printable characters of a response, on one line."""
-    line = " ".join(body[: 8 * LOGGED_CHARACTERS].decode("utf-8", "replace").split())
-    return "".join(character for character in line if character.isprintable())[:LOGGED_CHARACTERS]
+    line = " ".join(body[:BEGINNING_BYTES].decode("utf-8", "replace").split())
+    return "".join(character for character in line if character.isprintable())
 
 
 _CONNECTION_ERRORS = (  # exception, reason, whether to retry; the first that matches

@@ -23,7 +23,7 @@ from telemetry.channels.base import ChannelKind, Config, ConfigError, DeliveryEr
 from telemetry.channels.http_post import open_client, post, to_json
 from telemetry.channels.message_text import links, message_lines, title
 
-MAX_TEMPLATE, MAX_HEADERS, MAX_BODY = 10_000, 4000, 1_000_000  # characters, characters, bytes
+MAX_TEMPLATE, MAX_HEADERS, MAX_BODY = 10_000, 4000, 1_000_000  # characters
 METHODS = (("POST", "POST"), ("PUT", "PUT"))
 ROOTS = ("id", "type", "timestamp", "title", "text", "url", "state", "data")
 DEFAULT_BODY = '{"text": {{ text | json }}, "title": {{ title | json }}}'
@@ -39,27 +39,38 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else to_json(value).decode()
 
 
-FORMATS: dict[str, Callable[[Any], str]] = {
+Formats = Mapping[str, Callable[[Any], str]]
+FORMATS: Formats = {
     "json": lambda value: to_json(value).decode(),
     "string": lambda value: to_json(_plain(value)).decode()[1:-1],  # inside the quotes of a JSON string
     "url": lambda value: quote(_plain(value), safe=""),
     "html": lambda value: html.escape(_plain(value)),
     "plain": _plain,
 }
-IN_JSON = ("json", "string")
+_RESTRICTED: dict[str, tuple[str, ...]] = {"json": ("json", "string"), "x-www-form-urlencoded": ("url",)}
+# A JSON body that is valid with both is valid with all values: ``json`` is a whole value there, ``string`` in quotes.
+_ANY_VALUE: tuple[Formats, ...] = (
+    {"json": lambda _: '""', "string": lambda _: "x"},
+    {"json": lambda _: "null", "string": lambda _: ""},
+)
 
 
-def render(template: str, values: Mapping[str, Any], formats: tuple[str, ...] = tuple(FORMATS)) -> str:
+def render(template: str, values: Mapping[str, Any], formats: Formats = FORMATS) -> str:
     """The template with values for its placeholders; ValueError with the line and what was expected there."""
+    size = len(template)
 
     def replace(match: re.Match[str]) -> str:
+        nonlocal size
         expression = _EXPRESSION.match(match["expression"] or "")
         if expression is None or expression["format"] not in formats:
             expected = f"expected {{{{ path | format }}}} with one of the formats {', '.join(formats)}"
         elif (root := expression["path"].partition(".")[0]) not in ROOTS:
             expected = f"{root!r} is no value; expected one of {', '.join(ROOTS)}"
         else:
-            return FORMATS[expression["format"]](_value_at(values, expression["path"]))
+            text = formats[expression["format"]](_value_at(values, expression["path"]))
+            if (size := size + len(text)) > MAX_BODY:
+                raise ValueError(f"the body is longer than {MAX_BODY} characters")
+            return text
         line = template.count("\n", 0, match.start()) + 1
         raise ValueError(f"line {line}: {expected}")
 
@@ -94,25 +105,17 @@ def _values(message: Message, site: str) -> dict[str, Any]:
 
 def _body(config: Config, message: Message, site: str) -> str:
     """ConfigError at ``body``."""
-    is_json = "json" in config["content_type"].lower()
     try:
-        body = render(config["body"], _values(message, site), IN_JSON if is_json else tuple(FORMATS))
-        if is_json:
-            json.loads(body)  # values contain no line breaks here, so lines are those of the template
-    except json.JSONDecodeError as error:
-        raise ConfigError("body", f"line {error.lineno}: invalid JSON: {error.msg}") from None
+        return render(config["body"], _values(message, site), _formats_of(config["content_type"]))
     except ValueError as error:
         raise ConfigError("body", str(error)) from None
-    return body
 
 
 def _send(config: Config, message: Message) -> Receipt:
     try:
         body = _body(config, message, settings.PUBLIC_URL).encode()
-    except ConfigError as error:  # valid with the example's values only
+    except ConfigError as error:  # too long
         raise DeliveryError(str(error), retryable=False) from None
-    if len(body) > MAX_BODY:
-        raise DeliveryError(f"the message is longer than {MAX_BODY} bytes", retryable=False)
     headers = {"content-type": config["content_type"], **dict(_headers_of(config.get("headers", "")))}
     expect = config.get("expect_in_response", "")
     with open_client() as http:
@@ -141,8 +144,23 @@ def _lines(limit: int) -> Callable[[Any], str]:
     return read
 
 
+def _formats_of(content_type: str) -> Formats:
+    """The formats that cannot change the structure of a body."""
+    allowed = next((names for part, names in _RESTRICTED.items() if part in content_type.lower()), tuple(FORMATS))
+    return {name: FORMATS[name] for name in allowed}
+
+
 def _preview(config: Config) -> str:
-    return _body(config, EXAMPLE, settings.PUBLIC_URL)
+    body = _body(config, EXAMPLE, settings.PUBLIC_URL)
+    try:
+        for formats in _ANY_VALUE if "json" in config["content_type"].lower() else ():
+            json.loads(render(config["body"], {}, formats))
+    except json.JSONDecodeError as error:
+        expected = "expected json in place of a value, string inside quotes"
+        raise ConfigError("body", f"line {error.lineno}: invalid JSON: {error.msg}; {expected}") from None
+    except RecursionError:
+        raise ConfigError("body", "invalid JSON: it is nested too deeply") from None
+    return body
 
 
 def _check(config: Config) -> None:
@@ -161,11 +179,20 @@ EXAMPLE = Message(
             "pool": "chat",
             "state": "firing",
             "summary": "Hit rate of pool chat is 20.1 %, 58.9 points below its baseline of 79.0 %.",
-            "labels": {"pool": "chat", "rule": "Hit rate drop", "kind": "hit_rate_drop", "severity": "warning"},
+            "labels": {
+                "pool": "chat",
+                "rule": "Hit rate drop",
+                "kind": "hit_rate_drop",
+                "severity": "warning",
+                "group": "coding",
+                "replica": "r1",
+            },
             "value_ratio": 0.201,
             "baseline_ratio": 0.79,
             "fired_at": "2026-01-31T13:45:00+00:00",
-            "causes": [{"confidence": 0.9, "summary": 'Revision 5 of policy "chat" moved homes.'}],
+            "causes": [
+                {"confidence": 0.9, "summary": 'Revision 5 of policy "chat" moved homes.', "advice": "Revert it."}
+            ],
             "links": {"alert": "/alerts/7/"},
         },
     },
@@ -184,7 +211,8 @@ TEMPLATE = ChannelKind(
             "body",
             "Body",
             "Text with {{ path | format }}. Paths: title, text, url, state, id, type, timestamp, data.pool, "
-            "data.labels.severity and so on. Formats: json and string; outside JSON also url, html and plain.",
+            "data.labels.severity and so on. Formats: json and string; in forms url; elsewhere also html and plain. "
+            "Not a secret: keys belong into headers or the URL.",
             _lines(MAX_TEMPLATE),
             default=DEFAULT_BODY,
             rows=8,

@@ -133,9 +133,9 @@ class ChannelForm(Form):
         """What the channel sends for an example, of kinds that have a preview; "" if the settings are invalid."""
         if self.kind.preview is None:
             return ""
-        values = {field.name: self[field.name].value() or field.default for field in self.kind.fields}
+        shown = [field for field in self.kind.fields if not field.secret]
         try:
-            return self.kind.preview(values)
+            return self.kind.preview({field.name: field.complete(self[field.name].value()) for field in shown})
         except ConfigError as error:
             if self.is_bound and error.field not in self.errors:
                 self.add_error(error.field, error.reason)

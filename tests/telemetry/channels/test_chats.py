@@ -1,6 +1,7 @@
 """The kinds for chats: receivers that refuse what the services refuse, and respond as they do."""
 
 import json
+import re
 
 import pytest
 
@@ -200,9 +201,8 @@ def test_untrusted_text_mentions_nobody_and_creates_no_link(name, receiver, host
     assert "@" not in text.replace("@~", "")
     assert "://" not in text or name == "slack"  # which makes no links of "verbatim" text
     if name == "discord":
-        assert not {"<", "[", "*"} & set(
-            text.partition("\n")[2].replace("**", "").replace("\\<", "").replace("\\[", "").replace("\\*", "")
-        )
+        shown = "".join(re.sub(r"\*\*(.*?)\*\* ", r"\1", one) for one in text.partition("] ")[2].splitlines())
+        assert not {"<", "[", "*"} & set(re.sub(r"\\[<[*]", "", shown))
     if name == "google_chat":
         assert "<" not in text.replace("<~", "")
     if name == "slack":
@@ -233,6 +233,13 @@ def test_discord_says_when_to_retry(receiver, headers, body, seconds):
     with pytest.raises(DeliveryError) as caught:
         deliver("discord", receiver, TEST, Reply(429, headers, body=body))
     assert (caught.value.retryable, caught.value.retry_after_s) == (True, seconds)
+
+
+@pytest.mark.parametrize("version", ["", "v6/"])
+def test_discord_is_sent_to_one_version_of_the_api(version):
+    """Others say in milliseconds when to retry."""
+    url = DISCORD.complete({"url": f"https://discord.com/api/{version}webhooks/1/api/webhooks/"})["url"]
+    assert url == "https://discord.com/api/v10/webhooks/1/api/webhooks/"
 
 
 def test_messages_about_one_alert_are_one_thread_of_google_chat(receiver):

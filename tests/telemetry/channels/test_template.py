@@ -73,6 +73,11 @@ def test_untrusted_text_cannot_change_the_structure_of_a_body(receiver, hostile)
         ('{"a": {{ title | json }},\n"b" 1}', "line 2: invalid JSON: Expecting ':' delimiter"),
         ('{"a": {{ title.__class__ | shell }}}', "line 1: expected {{ path | format }}"),
         ('{"a": "\ud800"}', "'utf-8' codec can't encode"),
+        ('{"a": {{ data.value_ratio | string }}}', "line 1: invalid JSON: Expecting value; expected json in place of"),
+        ('["{{ data.labels.pod | json }}"]', "line 1: invalid JSON: Expecting ',' delimiter; expected json in place"),
+        ("{{{ data.pool | json }}: 1}", "line 1: expected"),
+        ("{ {{ data.pool | json }}: 1}", "line 1: invalid JSON: Expecting property name"),
+        ("[" * 5000, "invalid JSON: it is nested too deeply"),
     ],
 )
 def test_a_mistake_is_refused_with_its_line_and_what_was_expected(body, reason):
@@ -111,11 +116,17 @@ def test_invalid_headers_are_refused(headers):
     assert refused(headers=headers).field == "headers"
 
 
-def test_a_body_that_is_valid_for_the_example_only_is_not_sent(receiver):
-    with pytest.raises(DeliveryError, match="body: line 1: invalid JSON") as caught:
-        send(receiver, TEST, body='{"a": {{ data.value_ratio | string }}}')
+def test_a_body_that_is_too_long_is_not_sent(receiver):
+    with pytest.raises(DeliveryError, match="the body is longer than 1000000 characters") as caught:
+        send(receiver, several(*range(20)), body=f"[{','.join(['{{data|json}}'] * 700)}]")
     assert not caught.value.retryable
     assert receiver.received == []
+
+
+def test_forms_accept_values_in_percent_encoding_only(receiver):
+    form = {"content_type": "application/x-www-form-urlencoded"}
+    assert refused(**form, body="text={{ title | plain }}").reason.endswith("one of the formats url")
+    assert send(receiver, message(pool="a&b=c"), **form, body="pool={{ data.pool | url }}").body == b"pool=a%26b%3Dc"
 
 
 def test_a_response_without_the_expected_text_is_a_failure(receiver):

@@ -116,6 +116,8 @@ def test_a_template_is_previewed_before_it_is_saved(visitor):
         page = visitor.post(new, {**given, "body": '{\n"at": {{ data.pool }}}', button: "1"})
         assert page.status_code == 422
         assert page.context["form"].errors["body"][0].startswith("line 2: expected")
+    long = {"content_type": "text/plain", "body": "{{ data | plain }}" * 1000}
+    assert visitor.post(new, {**given, **long, "preview": "1"}).context["preview"] == ""
     assert not Channel.objects.exists()
 
     visitor.post(new, {**given, "body": "{}", "headers": "X-Key: s3cret"})
