@@ -8,22 +8,24 @@ Permits are shared among *flows* (tenants, API keys or task groups) by tokens of
 Vin and Cheng, 1996). Each flow has a start tag, the virtual time at which its next request is due. A request moves the
 tag on by its cost, which is its work by its weight, and the flow with the lowest tag is next. The virtual time is the
 tag of the latest admitted request; a flow without waiting requests starts there, so that it gets no credit for the
-past. The work is an estimate until the request has ended, and the difference is then added to the flow's next request.
+past. The work is an estimate until the request has ended, and the difference is then added to the flow's next request,
+as far as the start at the virtual time has not settled it meanwhile. An idle limiter forgives all debts.
 
 The most urgent requests go first: each priority is a fair queue of its own. A request that has waited for half of
-``max_wait_s`` counts as most urgent, so that none starves. A full queue rejects the newest request of the flow with the
-most work waiting, relative to its weight: this flow has at least its share of the queue. Each operation takes O(log n),
-amortized.
+``max_wait_s`` counts as most urgent, so that none starves. A full queue rejects the newest, least urgent request of the
+flow with the most work waiting, relative to its weight: this flow has at least its share of the queue. Each operation
+takes O(log n), amortized; a full queue compares all flows.
 
 Among the requests of a flow with the same priority, those with an objective for TTFT that can still be kept go first,
-the one with the least slack at once; the rest go in the order of their arrival.
+the one with the least slack at once; the rest go in the order of their arrival, as does one that has waited for half of
+``max_wait_s``.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
 from enum import StrEnum
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
@@ -36,7 +38,8 @@ from routing.schema import PRIORITIES, ConcurrencyConfig, ObjectiveMissed
 class SharedPermits(Protocol):
     """Permits that several processes share. The request with the highest ``order`` runs first; 0: no request waits."""
 
-    tags: memoryview[float]  # virtual times of the priorities, and after them the tags of flows, by hash
+    tags: memoryview[float]  # virtual times of the priorities, the highest tag, and ``FLOW_CELLS`` of flows, by hash
+    workers: int  # at most, with those that drain
 
     def acquire(self, limit: int, order: float) -> bool:
         """Take a permit, unless all processes have ``limit``, or a request in another one has a higher order."""
@@ -85,6 +88,9 @@ URGENT_AFTER: Final = 0.5  # of ``max_wait_s``
 MIN_FLOWS: Final = 256  # with fewer, idle ones are kept
 Tags: TypeAlias = "list[float] | memoryview[float]"
 MIN_TOKENS: Final = 16  # that a request costs at least, as its permit is in use all the same
+RAISED_AT_ONCE: Final = 256  # requests that become most urgent in one call
+HIGHEST: Final = PRIORITIES  # cell of the highest tag of any flow
+FLOW_CELLS: Final = 2 * PRIORITIES  # of each priority: the tag, and how far starts at the virtual time have raised it
 
 
 class RejectionCause(StrEnum):
@@ -141,7 +147,6 @@ class Flow:
         self.requests = 0  # waiting and running
         self.lanes: dict[int, Lane] = {}  # by priority
         self.waiting_cost = 0.0
-        self.listed_cost = 0.0  # ``waiting_cost`` in its latest entry among the flows by waiting cost
 
 
 class Lane:
@@ -153,9 +158,14 @@ class Lane:
         self.waiters: OrderedDict[Waiter, float] = OrderedDict()  # their costs, the first to be admitted first
         self.due: list[tuple[float, int, Waiter]] = []  # heap: waiters with an objective, and ones that have left
         self.debt = 0.0  # cost of requests that have ended, beyond what was estimated
-        self.is_listed = False  # it has an entry among the lanes of its priority
-        self._tags, self._at = tags, at  # the tag of the flow, which other processes may raise
+        self.listed_tag = math.inf  # in its valid entry among the lanes of its priority; infinity without one
+        self._tags, self._at = tags, at  # the cells of the flow, which other processes may change
         self.tag = tags[at]  # of its next request; stays until that is admitted, as other processes know it
+
+    @property
+    def raised(self) -> float:
+        """How far starts at the virtual time have raised the tag, less what has been settled by that."""
+        return self._tags[self._at + 1]
 
     def next_waiter(self, now: float) -> Waiter:
         """The waiter with the least slack among those whose objective can still be kept, else the first."""
@@ -166,9 +176,11 @@ class Lane:
             heappop(self.due)
         return next(iter(self.waiters))
 
-    def start(self, virtual_time: float) -> None:
+    def start(self, virtual_time: float = -math.inf) -> None:
         """Set the tag while no request waits."""
-        self.tag = self._tags[self._at] = max(virtual_time, self._tags[self._at] + self.debt)
+        due = self._tags[self._at] + self.debt
+        self._tags[self._at + 1] += max(0.0, virtual_time - due)
+        self.tag = self._tags[self._at] = max(virtual_time, due)
         self.debt = 0.0
 
     def charge(self, cost: float) -> None:
@@ -176,6 +188,26 @@ class Lane:
         self._tags[self._at] += max(0.0, cost + self.debt)
         self.tag = self._tags[self._at]
         self.debt = min(0.0, cost + self.debt)
+
+    def correct(self, difference: float, raised: float) -> float:
+        """A request cost so much more than was charged when the tag was ``raised``; the tag with all debts.
+
+        Had this been known then, the tag would be what the virtual time made of it since.
+        """
+        settled = max(0.0, self.raised - raised)
+        if difference > 0.0:
+            settled = min(settled, difference)
+            self._tags[self._at + 1] -= settled
+            self.debt += difference - settled
+        elif not settled:
+            self.debt += difference
+        if not self.waiters:
+            self.start()
+        return self._tags[self._at] + self.debt
+
+    def detach(self) -> None:
+        """Share the tag with no other process any more."""
+        self._tags, self._at = [self._tags[self._at], self.raised], 0
 
 
 class ConcurrencyLimiter:
@@ -196,18 +228,17 @@ class ConcurrencyLimiter:
         self.rejected = dict.fromkeys(RejectionCause, 0)
         self._clock = clock
         self._permits = permits
-        self._running: dict[Waiter, tuple[Lane, float]] = {}  # and their costs
+        # And their costs, how far their tags were raised, and when they were admitted.
+        self._running: dict[Waiter, tuple[Lane, float, float, float]] = {}
         self._waiting: OrderedDict[Waiter, tuple[Lane, float]] = OrderedDict()  # and when they arrived, in this order
         self._ageing: OrderedDict[Waiter, float] = OrderedDict()  # those that are not most urgent yet
         self._flows: dict[str, Flow] = {}
         self._max_flows = MIN_FLOWS  # beyond that, idle ones are dropped
-        self._tags: Tags = [0.0] * PRIORITIES if permits is None else permits.tags
+        self._tags: Tags = [0.0] * (HIGHEST + 1) if permits is None else permits.tags
         self._lanes: list[list[tuple[float, int, Lane]]] = [[] for _ in range(PRIORITIES)]  # heaps, by tag
-        self._flows_by_cost: list[tuple[float, int, Flow]] = []  # heap, by the negative cost that waits
         self._numbers = count()  # break ties
         self._due: list[tuple[float, int, Waiter]] = []  # as of a lane, of all
-        self._highest_tag = 0.0
-        self._generated = 0.0  # mean generated tokens of a response
+        self._generated = self._held_s = 0.0  # mean generated tokens of a response, and time that it held its permit
         self._gap_s: float | None = None  # mean time between releases at the limit; None before the second
         self._released_at: float | None = None  # latest release at the limit; None if a permit has been free since
         self._share = share
@@ -222,6 +253,7 @@ class ConcurrencyLimiter:
         """Use these limits from now on, and admit what they allow."""
         self._max_running = math.ceil(config.max_running * self._share)
         self._max_waiting = math.ceil(config.max_waiting * self._share)
+        self._own_waiting = math.ceil(self._max_waiting / (1 if self._permits is None else self._permits.workers))
         self._max_wait_s = config.max_wait_s
         self._sheds = config.on_objective_missed is ObjectiveMissed.SHED
         self.admit()
@@ -233,6 +265,10 @@ class ConcurrencyLimiter:
             permits.publish_queue(0, 0.0)
             for _ in range(self.running):
                 permits.release()
+            self._tags = list(self._tags[: HIGHEST + 1])  # another queue may use the memory from now on
+            for flow in self._flows.values():
+                for lane in flow.lanes.values():
+                    lane.detach()
         self._max_running = 1 << 60
         self.admit()
 
@@ -246,9 +282,9 @@ class ConcurrencyLimiter:
             lane.flow.requests += 1
             self._charge(waiter, lane, cost)
             return True
-        waiting = self.waiting if self._permits is None else self.waiting + self._permits.waiting_in_other_workers
-        if waiting >= self._max_waiting:
-            displaced = self._displaced_by(lane.flow, cost)
+        # A worker may use its part of the queue though others have filled it, because it can displace none of theirs.
+        if self.waiting >= self._own_waiting and self._waiting_anywhere() >= self._max_waiting:
+            displaced = self._displaced_by(waiter, lane.flow, cost)
             if displaced is None:
                 self._reject(waiter, RejectionCause.FULL)
                 return False
@@ -263,27 +299,35 @@ class ConcurrencyLimiter:
         self._publish_queue()
         return False
 
-    def release(self, waiter: Waiter, usage: tuple[int, int] | None = None) -> None:
-        """Give back the permit of an admitted request that is over. ``usage``: uncached and generated tokens."""
+    def release(self, waiter: Waiter, usage: tuple[int, int] | None = None, *, was_sent: bool = True) -> None:
+        """Give back the permit of an admitted request that is over.
+
+        ``usage``: uncached and generated tokens. Without it the request has generated as others do in this time, and
+        costs its estimate at least; but nothing if it was not sent.
+        """
         now = self._clock()
         if self._released_at is not None:
             gap = now - self._released_at
             self._gap_s = gap if self._gap_s is None else self._gap_s + PACE_WEIGHT * (gap - self._gap_s)
-        lane, cost = self._running.pop(waiter)
+        lane, cost, raised, since = self._running.pop(waiter)
         lane.flow.requests -= 1
+        actual_cost = 0.0
         if usage is not None:
-            lane.debt += _cost(waiter, sum(usage)) - cost
-            if not lane.waiters:
-                lane.start(0.0)
+            actual_cost = _cost(waiter, sum(usage))
             lane.flow.generated += LENGTH_WEIGHT * (usage[1] - lane.flow.generated)
             self._generated += LENGTH_WEIGHT * (usage[1] - self._generated)
+            self._held_s += LENGTH_WEIGHT * (now - since - self._held_s)
+        elif was_sent:
+            generated = (now - since) * self._generated / self._held_s if self._held_s else 0.0
+            actual_cost = max(cost, _cost(waiter, waiter.prompt_tokens + generated))
+        self._tags[HIGHEST] = max(self._tags[HIGHEST], lane.correct(actual_cost - cost, raised))
         if self._permits is not None:
             self._permits.release()
-        elif not (self._running or self.waiting):
-            self._tags[lane.priority] = max(self._tags[lane.priority], self._highest_tag)
+        if not (self._running_anywhere() or self._waiting_anywhere()):
+            for priority in range(PRIORITIES):
+                self._tags[priority] = self._tags[HIGHEST]
         self.admit()
-        running = self.running if self._permits is None else self._permits.running
-        self._released_at = now if running >= self._max_running else None
+        self._released_at = now if self._running_anywhere() >= self._max_running else None
 
     def cancel(self, waiter: Waiter) -> bool:
         """Remove a waiter that no longer wants a permit; False if it is not queued."""
@@ -322,7 +366,9 @@ class ConcurrencyLimiter:
             lane = self._first_lane()
             if lane is None or not self._take_permit(lane):
                 return
-            waiter = lane.next_waiter(self._clock()) if lane.due else next(iter(lane.waiters))
+            waiter, now = next(iter(lane.waiters)), self._clock()
+            if lane.due and self._waiting[waiter][1] > now - URGENT_AFTER * self._max_wait_s:
+                waiter = lane.next_waiter(now)
             _, cost = self._dequeue(waiter)
             self._charge(waiter, lane, cost)
             self._publish_queue()
@@ -337,19 +383,18 @@ class ConcurrencyLimiter:
     def _charge(self, waiter: Waiter, lane: Lane, cost: float) -> None:
         self._tags[lane.priority] = max(self._tags[lane.priority], lane.tag)
         lane.charge(cost)
-        self._highest_tag = max(self._highest_tag, lane.tag)
-        self._running[waiter] = (lane, cost)
+        self._tags[HIGHEST] = max(self._tags[HIGHEST], lane.tag)
+        self._running[waiter] = (lane, cost, lane.raised, self._clock())
 
     def _enqueue(self, waiter: Waiter, lane: Lane, cost: float, since: float) -> None:
         """Append a waiter to its lane, which has started."""
         flow = lane.flow
         lane.waiters[waiter] = cost
         self._waiting[waiter] = (lane, since)
-        if not lane.is_listed:
-            lane.is_listed = True
+        if lane.tag < lane.listed_tag:  # a correction may have lowered it
+            lane.listed_tag = lane.tag
             heappush(self._lanes[lane.priority], (lane.tag, next(self._numbers), lane))
         flow.waiting_cost += cost
-        self._list_flow(flow)
         if waiter.latest_start < math.inf:
             entry = (waiter.latest_start, next(self._numbers), waiter)
             _add_due(lane.due, entry, lane.waiters)
@@ -368,7 +413,8 @@ class ConcurrencyLimiter:
     def _raise_priorities(self) -> None:
         """Make those most urgent that have waited for half of the longest wait."""
         before = self._clock() - URGENT_AFTER * self._max_wait_s
-        while self._ageing:
+        raised = 0
+        while self._ageing and raised < RAISED_AT_ONCE:
             waiter, since = next(iter(self._ageing.items()))
             if since > before:
                 break
@@ -380,6 +426,8 @@ class ConcurrencyLimiter:
             if not urgent.waiters:
                 urgent.start(self._tags[0])
             self._enqueue(waiter, urgent, cost, since)  # keeps its place among those by arrival
+            raised += 1
+        if raised:
             self._publish_queue()
 
     def _first_lane(self) -> Lane | None:
@@ -387,47 +435,31 @@ class ConcurrencyLimiter:
         for lanes in self._lanes:
             while lanes:
                 tag, _, lane = lanes[0]
-                if not lane.waiters:
-                    lane.is_listed = False
+                if tag != lane.listed_tag:  # superseded
+                    heappop(lanes)
+                elif not lane.waiters:
+                    lane.listed_tag = math.inf
                     heappop(lanes)
                 elif tag < lane.tag:  # it was charged since
+                    lane.listed_tag = lane.tag
                     heapreplace(lanes, (lane.tag, next(self._numbers), lane))
                 else:
                     return lane
         return None
 
-    def _displaced_by(self, flow: Flow, cost: float) -> Waiter | None:
-        """The waiter that makes room for a request of a flow; None if the flow itself has the most work waiting."""
-        heaviest = self._heaviest_flow()
-        if heaviest is None or flow.waiting_cost + cost >= heaviest.waiting_cost:
-            return None
-        lane = heaviest.lanes[max(priority for priority, lane in heaviest.lanes.items() if lane.waiters)]
-        return next(reversed(lane.waiters))
-
-    def _heaviest_flow(self) -> Flow | None:
-        flows = self._flows_by_cost
-        while flows:
-            negative, _, flow = flows[0]
-            if -negative != flow.listed_cost:  # superseded by a higher entry
-                heappop(flows)
-            elif flow.waiting_cost < flow.listed_cost:
-                heappop(flows)
-                flow.listed_cost = 0.0
-                if any(lane.waiters for lane in flow.lanes.values()):
-                    self._list_flow(flow)
-            else:
-                return flow
+    def _displaced_by(self, waiter: Waiter, flow: Flow, cost: float) -> Waiter | None:
+        """The request that makes room for another one; None if that itself is rejected."""
+        heaviest = max(self._flows.values(), key=lambda flow: flow.waiting_cost)
+        least_urgent = 0
+        if flow.waiting_cost + cost >= heaviest.waiting_cost:
+            heaviest, least_urgent = flow, waiter.priority + 1
+        for priority in range(PRIORITIES - 1, least_urgent - 1, -1):
+            lane = heaviest.lanes.get(priority)
+            if lane is not None and lane.waiters:
+                newest = reversed(lane.waiters)
+                # Those that have become most urgent by waiting stay while there are others.
+                return next((other for other in newest if other.priority == priority), next(reversed(lane.waiters)))
         return None
-
-    def _list_flow(self, flow: Flow) -> None:
-        """List a flow by what waits of it now. A higher entry is replaced when it is reached."""
-        if flow.waiting_cost <= flow.listed_cost:
-            return
-        flow.listed_cost = flow.waiting_cost
-        heappush(self._flows_by_cost, (-flow.listed_cost, next(self._numbers), flow))
-        if len(self._flows_by_cost) > 2 * len(self._flows) + MIN_FLOWS:
-            self._flows_by_cost = [entry for entry in self._flows_by_cost if -entry[0] == entry[2].listed_cost]
-            heapify(self._flows_by_cost)
 
     def _flow(self, name: str) -> Flow:
         flow = self._flows.get(name)
@@ -435,6 +467,9 @@ class ConcurrencyLimiter:
             if len(self._flows) >= self._max_flows:
                 self._flows = {name: flow for name, flow in self._flows.items() if not self._is_idle(flow)}
                 self._max_flows = max(MIN_FLOWS, 2 * len(self._flows))
+                for lanes in self._lanes:
+                    lanes[:] = [entry for entry in lanes if entry[2].flow is self._flows.get(entry[2].flow.name)]
+                    heapify(lanes)
             flow = self._flows[name] = Flow(name, self._generated)
         return flow
 
@@ -448,12 +483,20 @@ class ConcurrencyLimiter:
         lane = flow.lanes.get(priority)
         if lane is None:
             if self._permits is None:
-                lane = Lane(flow, priority, [self._tags[priority]], 0)
+                lane = Lane(flow, priority, [self._tags[priority], 0.0], 0)
             else:
-                at = PRIORITIES + crc32(f"{priority}/{flow.name}".encode()) % (len(self._tags) - PRIORITIES)
+                first = HIGHEST + 1
+                flows = (len(self._tags) - first) // FLOW_CELLS
+                at = first + crc32(flow.name.encode()) % flows * FLOW_CELLS + 2 * priority
                 lane = Lane(flow, priority, self._tags, at)
             flow.lanes[priority] = lane
         return lane
+
+    def _running_anywhere(self) -> int:
+        return self.running if self._permits is None else self._permits.running
+
+    def _waiting_anywhere(self) -> int:
+        return self.waiting if self._permits is None else self.waiting + self._permits.waiting_in_other_workers
 
     def _publish_queue(self) -> None:
         if self._permits is None:
@@ -467,11 +510,11 @@ class ConcurrencyLimiter:
 
 
 def _add_due(
-    due: list[tuple[float, int, Waiter]], entry: tuple[float, int, Waiter], waiting: Container[Waiter]
+    due: list[tuple[float, int, Waiter]], entry: tuple[float, int, Waiter], waiting: Collection[Waiter]
 ) -> None:
     """Add an entry to a heap, which keeps not many more of waiters that have left than there are others."""
     heappush(due, entry)
-    if len(due) & (len(due) - 1) == 0 and len(due) >= MIN_FLOWS:  # a power of two
+    if len(due) > 2 * len(waiting) + MIN_FLOWS:
         due[:] = [entry for entry in due if entry[2] in waiting]
         heapify(due)
 

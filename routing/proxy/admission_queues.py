@@ -61,7 +61,7 @@ class QueuePermit:
         self._usage: tuple[int, int] | None = None  # uncached and generated tokens, once known
         self._queues: list[Queue] = queues
         self._on_admitted: Callable[[], None] | None = on_admitted  # None: released
-        self._on_rejected = on_rejected
+        self._on_rejected: Callable[[RejectedRequestError], None] | None = on_rejected
         self._loop = asyncio.get_running_loop()
         self._acquired = 0  # permits, in the order of the queues
         self._started_at = self._loop.time()  # start of the wait in the present queue
@@ -97,11 +97,11 @@ class QueuePermit:
         """Give all permits back, or leave the queue: the request has ended."""
         if self._on_admitted is None:
             return
-        self._on_admitted = None
+        self._on_admitted = self._on_rejected = None  # a queue may keep the permit for longer, but not the exchange
         if self._acquired < len(self._queues):
             self._queues[self._acquired][0].cancel(self)
         for queue, _ in self._queues[: self._acquired]:
-            queue.release(self, self._usage)
+            queue.release(self, self._usage, was_sent=self._acquired == len(self._queues))
 
     def _continue(self) -> None:
         """Acquire the permits of the next queues, after a queue has admitted the request."""
@@ -110,7 +110,7 @@ class QueuePermit:
             self._on_admitted()
 
     def _reject(self, rejection: RejectedRequestError) -> None:
-        if self._on_admitted is not None:
+        if self._on_rejected is not None:
             self._on_rejected(rejection)
 
 

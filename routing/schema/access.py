@@ -46,10 +46,11 @@ class ApiKey(Frozen, frozen=True):
     queue_weight: Annotated[
         float,
         Meta(
-            gt=0,
+            ge=0.001,
             le=1000,
             description="Share of a pool or task group at its concurrency limit, relative to other keys: with 2, twice "
-            "as many tokens of its requests are admitted as of a key with 1. Keys of a tenant have one share together.",
+            "as many tokens of its requests are admitted as of a key with 1. Keys of a tenant have one share together, "
+            "of which a request uses its tokens divided by the weight of its own key.",
         ),
     ] = 1.0
     expires_at: (

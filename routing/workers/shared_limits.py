@@ -26,6 +26,7 @@ from typing import Final
 
 from routing.http.auth import Rate, rates_of
 from routing.limits.budgets import full_at
+from routing.limits.concurrency import FLOW_CELLS, HIGHEST
 from routing.proxy.admission_queues import configured_queues, queue_name
 from routing.schema import RouterConfig
 
@@ -33,7 +34,8 @@ TICK_S: Final = 0.05
 WAITING_TICK_S: Final = 0.005  # while requests wait for a permit
 RATES: Final = 32_768  # slots of rates, of which a key has two at most
 QUEUES: Final = 1_024
-TAGS: Final = 4_096  # cells of a queue: virtual times, and tags of flows
+FLOWS: Final = 4_096  # of a queue, with tags of their own
+TAGS: Final = HIGHEST + 1 + FLOWS * FLOW_CELLS  # cells of a queue
 ALIVE_S: Final = 0.1  # a worker that has not ticked for this long is ignored
 _LOCK_TRIES: Final = 200  # about a millisecond
 _CELL_BYTES: Final = 8
@@ -107,7 +109,7 @@ class WorkerPermits:
     def __init__(self, memory: LimitsMemory, queue: int, row: int) -> None:
         self._running, self._waiting = memory.running(queue), memory.waiting(queue)
         self._first_orders, self._ticks = memory.first_orders(queue), memory.ticks
-        self.tags = memory.tags(queue)
+        self.tags, self.workers = memory.tags(queue), memory.rows
         self._lock_fd, self._row = memory.lock_fd, row
 
     def acquire(self, limit: int, order: float) -> bool:

@@ -97,7 +97,7 @@ def test_the_text_and_digest_of_a_key_appear_only_in_the_response_that_created_i
         ({"groups": []}, "#/groups"),
         ({"models": ["gpt"]}, "#/models/0"),
         ({"burst": 3}, "#/burst"),
-        ({"queue_weight": 0}, "#/queue_weight"),
+        ({"queue_weight": 0.0009}, "#/queue_weight"),
         ({"queue_weight": None}, "#/queue_weight"),
         ({"requests_per_s": 0}, "#/requests_per_s"),
         ({"tokens_per_min": 0.5}, "#/tokens_per_min"),

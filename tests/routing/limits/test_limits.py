@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing.limits.budgets import WINDOW_S, Budget, RetryBudget
-from routing.limits.concurrency import MIN_FLOWS, MIN_TOKENS, ConcurrencyLimiter, RejectionCause
+from routing.limits.concurrency import MIN_FLOWS, MIN_TOKENS, RAISED_AT_ONCE, ConcurrencyLimiter, RejectionCause
 from routing.schema import ConcurrencyConfig, ObjectiveMissed
 
 steps = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 50)), max_size=100)
@@ -154,14 +154,26 @@ def end_oldest(limiter: ConcurrencyLimiter) -> QueuedRequest:
     return request
 
 
-@pytest.mark.parametrize("priority", [0, 5, 9])
-def test_a_full_queue_rejects_a_waiter_of_any_priority(priority: int) -> None:
+@pytest.mark.parametrize(("priority", "rejected"), [(0, 5), (4, 5), (5, 5), (9, 9)])
+def test_a_full_queue_rejects_the_newest_request_of_the_least_urgent_priority(priority: int, rejected: int) -> None:
     limiter = build_limiter()
-    for request in (QueuedRequest(), QueuedRequest(5), QueuedRequest(1)):
+    requests = [QueuedRequest(), QueuedRequest(5), QueuedRequest(1), QueuedRequest(priority)]
+    assert [limiter.acquire(request) for request in requests] == [True, False, False, False]
+    assert [request.priority for request in requests if request.events] == [rejected]
+    assert bool(requests[1].events) == (priority < 5), "of the same priority, the newest"
+    assert (limiter.waiting, limiter.rejected[RejectionCause.FULL]) == (2, 1)
+
+
+def test_a_full_queue_keeps_a_request_that_has_become_most_urgent_by_waiting() -> None:
+    clock = Clock()
+    limiter = build_limiter(1, 4, 10.0, clock)
+    requests = [QueuedRequest(flow="a"), QueuedRequest(9, "a"), *(QueuedRequest(0, "a") for _ in range(3))]
+    for request in requests:
         limiter.acquire(request)
-    late = QueuedRequest(priority)
-    assert limiter.acquire(late) is False
-    assert (late.events, limiter.waiting, limiter.rejected[RejectionCause.FULL]) == ([RejectionCause.FULL], 2, 1)
+        clock.now = 5.0 if len(limiter._waiting) == 1 else clock.now
+    limiter.admit()
+    limiter.acquire(QueuedRequest(0, "b"))
+    assert [bool(request.events) for request in requests] == [False, False, False, False, True]
 
 
 def test_a_waiter_is_rejected_after_the_longest_wait() -> None:
@@ -397,3 +409,142 @@ def test_a_flow_that_pauses_gets_no_credit_for_the_past() -> None:
     for _ in range(50):
         limiter.acquire(QueuedRequest(flow="pauses", prompt_tokens=100))
     assert Counter(end_oldest(limiter).flow for _ in range(20))["busy"] >= 10
+
+
+# --- corrections ---
+
+
+def backlog(limiter: ConcurrencyLimiter, flow: str, count: int) -> None:
+    for _ in range(count):
+        limiter.acquire(QueuedRequest(0, flow, 100))
+
+
+def end_newest(limiter: ConcurrencyLimiter, count: int) -> list[str]:
+    """End the request that was admitted last, this many times; their flows."""
+    ended: list[str] = []
+    for _ in range(count):
+        ended.append(next(reversed(limiter._running)).flow)
+        limiter.release(next(reversed(limiter._running)))
+    return ended
+
+
+def test_a_long_response_is_not_charged_for_what_its_flow_left_to_others_meanwhile() -> None:
+    limiter = build_limiter(2, 10_000)
+    long = QueuedRequest(0, "light", 16)
+    limiter.acquire(long)
+    backlog(limiter, "busy", 1000)
+    end_newest(limiter, 500)  # 50,000 tokens
+    backlog(limiter, "light", 1)
+    end_newest(limiter, 2)
+    limiter.release(long, (16, 50_000))
+    backlog(limiter, "light", 1)
+    assert "light" in end_newest(limiter, 5)
+
+
+def test_an_estimate_that_the_virtual_time_has_passed_is_not_given_back() -> None:
+    limiter = build_limiter(2, 10_000)
+    short = QueuedRequest(0, "lucky", 100_000)
+    limiter.acquire(short)
+    backlog(limiter, "busy", 2000)
+    end_newest(limiter, 1500)
+    backlog(limiter, "lucky", 500)
+    limiter.release(short, (16, 0))
+    assert Counter(end_newest(limiter, 400))["busy"] == pytest.approx(200, abs=5)
+
+
+def test_an_idle_limiter_forgives_what_responses_cost_beyond_their_estimates() -> None:
+    limiter = build_limiter(1, 1000)
+    long = QueuedRequest(3, "a")
+    limiter.acquire(long)
+    limiter.release(long, (100_000, 0))
+    backlog(limiter, "b", 100)
+    limiter.acquire(QueuedRequest(3, "b", 100))
+    backlog(limiter, "a", 1)
+    limiter.acquire(QueuedRequest(3, "a", 100))
+    order = [(request.flow, request.priority) for request in (end_oldest(limiter) for _ in range(103))]
+    assert ("a", 0) in order[:3]
+    assert set(order[101:]) == {("a", 3), ("b", 3)}
+
+
+def test_a_corrected_flow_waits_behind_its_new_tag_only() -> None:
+    limiter = build_limiter(2, 1000)
+    dear, next_one = QueuedRequest(0, "a", 10_000), QueuedRequest(0, "a", 100)
+    limiter.acquire(QueuedRequest(0, "busy"))
+    limiter.acquire(dear)
+    limiter.acquire(next_one)
+    backlog(limiter, "busy", 200)
+    limiter.cancel(next_one)
+    limiter.release(dear, (100, 0))
+    backlog(limiter, "a", 1)
+    assert "a" in end_newest(limiter, 6)
+
+
+def test_disconnecting_before_the_usage_is_reported_saves_nothing() -> None:
+    clock = Clock()
+    limiter, tokens = build_limiter(4, 20_000, 1e6, clock), Counter[str]()
+    for number in range(16):
+        request = QueuedRequest(0, ("leaves", "stays")[number % 2], 10)
+        limiter.acquire(request)
+        clock.now += 0.1 if request.flow == "leaves" else 10.0
+        limiter.release(request, (10, 1 if request.flow == "leaves" else 1000))
+    for _ in range(2000):
+        backlog(limiter, "leaves", 1)
+        backlog(limiter, "stays", 1)
+    for _ in range(1000):
+        clock.now += 2.5
+        request = next(iter(limiter._running))
+        limiter.release(request, None if request.flow == "leaves" else (100, 1000))
+        tokens[request.flow] += 1000
+    assert tokens["leaves"] <= 1.2 * tokens["stays"]
+
+
+def test_a_request_that_was_not_sent_costs_nothing() -> None:
+    limiter = build_limiter(2, 1000)
+    kept, unsent = QueuedRequest(flow="x"), QueuedRequest(0, "a", 100_000)
+    limiter.acquire(kept)
+    limiter.acquire(unsent)
+    limiter.release(unsent, was_sent=False)
+    backlog(limiter, "b", 100)
+    backlog(limiter, "a", 1)
+    assert "a" in end_newest(limiter, 3)
+
+
+@pytest.mark.parametrize("priority", [0, 9])
+def test_a_request_without_objective_is_next_in_its_flow_once_it_has_waited_for_half_of_the_limit(
+    priority: int,
+) -> None:
+    clock, plain = Clock(), QueuedRequest(priority, "a", 100)
+    limiter = build_limiter(1, 100, 10.0, clock)
+    limiter.acquire(QueuedRequest())
+    limiter.acquire(plain)
+    for _ in range(52):
+        limiter.acquire(QueuedRequest(0, "a", 100, latest_start=clock.now + 5))
+        clock.now += 0.1
+        end_oldest(limiter)
+    assert plain.events == ["admitted"]
+
+
+def test_flows_that_are_forgotten_leave_nothing() -> None:
+    limiter = build_limiter(4, 1000)
+    for number in range(6000):
+        limiter.acquire(QueuedRequest(0, f"{number // 4}", 100 + number % 900))
+        while limiter.waiting > 8:
+            end_oldest(limiter)
+    assert len(limiter._flows) <= 3 * MIN_FLOWS
+    assert len(limiter._lanes[0]) <= 3 * MIN_FLOWS
+
+
+def test_objectives_are_compacted_rarely_and_few_requests_become_urgent_in_one_call() -> None:
+    clock = Clock()
+    limiter = build_limiter(1, 10_000, 10.0, clock)
+    limiter.acquire(QueuedRequest())
+    for number in range(1000):
+        limiter.acquire(QueuedRequest(9, latest_start=1e6 + number))
+    for number in range(1000):
+        request = QueuedRequest(9, latest_start=2e6 + number)
+        limiter.acquire(request)
+        limiter.cancel(request)
+    assert len(limiter._flows[""].lanes[9].due) == 2000, "of which half are still there"
+    clock.now = 5.0
+    limiter.admit()
+    assert len(limiter._ageing) == 1000 - RAISED_AT_ONCE

@@ -15,13 +15,13 @@ import pytest
 
 from routing.http.auth import AccessControl, Grant
 from routing.limits.budgets import Budget
-from routing.limits.concurrency import ConcurrencyLimiter
+from routing.limits.concurrency import HIGHEST, ConcurrencyLimiter
 from routing.proxy.admission_queues import AdmissionQueues, QueuePermit
 from routing.schema import ConcurrencyConfig
 from routing.workers.shared_limits import QUEUES, LimitsMemory, WorkerLimits, WorkerPermits, assign_queues, assign_rates
 from tests.fakes.replica import Call, FakeReplica, plain_answer
 from tests.pace import slowdown
-from tests.routing.limits.test_limits import QueuedRequest
+from tests.routing.limits.test_limits import QueuedRequest, end_oldest
 from tests.routing.proxy.harness import CHAT, api_key, bearer, config, connect, post, with_keys
 from tests.routing.workers.harness import DEADLINE_S, Process, serving, worker_of
 
@@ -247,6 +247,60 @@ def test_a_flow_has_one_share_however_many_workers_its_connections_reach(workers
             break
     assert seen["modest"] == 100
     assert seen["hostile"] == pytest.approx(100, abs=2 * workers)
+
+
+def limiters_of(memory: LimitsMemory, *rows: int, waiting: int = 1000) -> list[ConcurrencyLimiter]:
+    limit = ConcurrencyConfig(max_running=1, max_waiting=waiting)
+    return [ConcurrencyLimiter(limit, lambda: 0.0, permits=WorkerPermits(memory, 0, row)) for row in rows]
+
+
+def test_flows_of_different_priorities_have_no_tag_in_common() -> None:
+    memory = LimitsMemory.create(1)
+    limiter = limiters_of(memory, 0)[0]
+    for name in range(1000):
+        for priority in range(10):
+            place = limiter._lane(limiter._flow(f"flow-{name}"), priority)._at - HIGHEST - 1
+            assert place // 2 % 10 == priority
+            assert 0 <= place < len(memory.tags(0)) - HIGHEST - 2
+
+
+def test_a_removed_queue_changes_no_tags_of_the_queue_that_gets_its_memory() -> None:
+    memory = LimitsMemory.create(1)
+    old = limiters_of(memory, 0)[0]
+    running, waiting = QueuedRequest(0, "a", 1_000_000), QueuedRequest(0, "a", 1_000_000)
+    old.acquire(running)
+    old.acquire(waiting)
+    old.remove_limit()
+    before = list(memory.tags(0))
+    for request in (running, waiting):
+        old.release(request, (1_000_000, 5_000_000))
+    assert list(memory.tags(0)) == before
+
+
+def test_a_worker_may_use_its_part_of_a_queue_that_others_have_filled() -> None:
+    memory = LimitsMemory.create(4)
+    here, there = limiters_of(memory, 0, 1, waiting=100)
+    for _ in range(200):
+        there.acquire(QueuedRequest(0, "hostile", 100))
+    modest = [QueuedRequest(0, "modest", 100) for _ in range(26)]
+    for request in modest:
+        here.acquire(request)
+    assert (here.waiting, there.waiting) == (25, 100)
+    assert [len(request.events) for request in modest] == [0] * 25 + [1]
+
+
+def test_idle_workers_forgive_what_any_of_them_has_charged() -> None:
+    memory = LimitsMemory.create(2)
+    here, there = limiters_of(memory, 0, 1)
+    for limiter, name in ((here, "a"), (there, "b")):
+        request = QueuedRequest(0, name, 100)
+        limiter.acquire(request)
+        limiter.release(request, (100_000 if name == "a" else 100, 0))
+    here.acquire(QueuedRequest())
+    for _ in range(100):
+        here.acquire(QueuedRequest(0, "b", 100))
+    here.acquire(QueuedRequest(0, "a", 100))
+    assert "a" in [end_oldest(here).flow for _ in range(4)]
 
 
 def _take_and_give(fd: int, row: int, rounds: int) -> None:
