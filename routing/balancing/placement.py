@@ -398,11 +398,11 @@ class Placement:
         """
         now_s, keys, chosen = self._loads.clock(), decision.keys, decision.choice.target
         own_tokens = decision.choice.uncached_tokens(keys.prompt_tokens)
-        chosen_s = _predicted_s(decision.candidates.loads[chosen], own_tokens, now_s)
+        chosen_s = predicted_s(decision.candidates.loads[chosen], own_tokens, now_s)
         if chosen_s <= within_s:
             return decision, chosen_s
         predicted = {
-            target: _predicted_s(load, keys.prompt_tokens, now_s)  # what others have cached is not known here
+            target: predicted_s(load, keys.prompt_tokens, now_s)  # what others have cached is not known here
             for target, load in decision.candidates.loads.items()
             if target != chosen
         }
@@ -510,7 +510,7 @@ class Placement:
         return decision.choice.target in decision.route.replicas.candidates(health, decision.served.adapter)
 
 
-def _predicted_s(load: Load, own_tokens: int, now_s: float) -> float:
+def predicted_s(load: Load, own_tokens: int, now_s: float) -> float:
     """TTFT at a replica: the time in which it prefills what waits there, and then the request's own tokens."""
     return (load.remaining_tokens(now_s) + own_tokens) / load.prefill.tokens_per_s
 

@@ -225,16 +225,16 @@ class StrategyPlacer(ModelledRouter):
         self.own_state = OwnState(self.loads, self.residency, self._targets)  # what it publishes
         self.view = SharedView(self.loads, self.residency, self._targets)  # what other routers have published
         self.keys = KeyIndex(settings, columns) if keys is None else keys
-        self._index_by_name = {replica.name: number for number, replica in enumerate(configs)}
+        self.index_by_name = {replica.name: number for number, replica in enumerate(configs)}
         modelled = GroupReplicas(configs, self.loads, seed, self.residency)
-        self._strategy = build_strategy(settings, modelled, seed)
-        self._candidates = modelled.candidates(HealthRegistry())
+        self.strategy = build_strategy(settings, modelled, seed)
+        self.candidates = modelled.candidates(HealthRegistry())
 
     def place(self, request: ModelledRequest, _engines: Sequence[FastEngine], now_s: float) -> int:
         """The engine that the strategy chooses."""
         self.clock.now_s = now_s
         keys = self.keys.keys_of(request.index)
-        return self._index_by_name[self.dispatch(request, self._strategy, self._candidates, keys)]
+        return self.index_by_name[self.dispatch(request, self.strategy, self.candidates, keys)]
 
     def take_update(self, now_s: float) -> Update | None:
         """What this router publishes now; None if nothing has changed."""

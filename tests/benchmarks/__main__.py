@@ -27,6 +27,7 @@ BENCHMARKS = {
     "guard": "tests.benchmarks.guard",  # harmless canaries that are rolled back, harmful ones that are found
     "kv_events": "tests.benchmarks.kv_events",  # CPU of a router with KV events and without
     "literature": "tests.benchmarks.literature",  # the tables of docs/literature.md
+    "objectives": "tests.benchmarks.objectives",  # objectives for TTFT kept, with the feature and without it
     "path": "tests.benchmarks.path",  # cost of the router's own code per request
     "picker": "tests.benchmarks.picker",  # Envoy with a picker beside the router; needs envoy
     "predictions": "tests.benchmarks.predictions",  # predicted and delivered cached tokens; needs running vLLM replicas
@@ -46,6 +47,7 @@ ON_DEMAND = {
     "ablate",
     "kv_events",
     "literature",
+    "objectives",
     "picker",
     "predictions",
     "response_cache",

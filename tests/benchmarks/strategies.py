@@ -119,7 +119,7 @@ def main(argv: Sequence[str] = ()) -> None:
 
 def rows_of(cell: Cell) -> list[Row]:
     """``least_load`` and every affinity strategy."""
-    pace, lowest = _pace(cell)
+    pace, lowest = pace_of(cell)
     base, unbounded = _figures(cell, LeastLoadSettings(), pace), _figures(cell, UNBOUNDED, pace)
     found = {settings.name: _figures(cell, settings, pace) for settings in AFFINE if settings.name != "lowest_cost"}
     found = {LeastLoadSettings.name: base, LowestCostSettings.name: lowest, **found}
@@ -127,7 +127,7 @@ def rows_of(cell: Cell) -> list[Row]:
     return [Row(name, figures, base, unbounded, best_hits) for name, figures in found.items()]
 
 
-def _pace(cell: Cell) -> tuple[float, dict[str, Any]]:
+def pace_of(cell: Cell) -> tuple[float, dict[str, Any]]:
     """How many times faster than the trace requests are sent, and the figures of ``lowest_cost`` at that pace."""
     share, pace, lowest = 1.0, 0.0, {}
     for _ in range(PACES):
