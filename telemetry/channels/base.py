@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from secrets import token_hex
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from telemetry.models import Topic
 
@@ -16,7 +16,8 @@ HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?\Z|\[[0
 ADDRESS = re.compile(r"[^@\s<>,;\"\\]{1,64}@[A-Za-z0-9.-]{1,253}\Z")
 MAX_ADDRESSES = 50
 MIN_TOKEN = 12  # characters of a part of a URL or a header that is removed from logs
-_SEPARATORS = re.compile(r"[\s/?&=:%]+")
+_SEPARATORS = re.compile(r"[\s/?&=:]+")
+_HEADER_VALUE = re.compile(r"^[^\s:]+: ((?:.* )?(\S+))$", re.MULTILINE)  # the whole one, and without a scheme
 Config = Mapping[str, Any]
 
 
@@ -222,12 +223,15 @@ class ChannelKind:
         return {"target": self.target(config), **shown, "secrets": hidden}
 
     def secrets(self, config: Config) -> list[str]:
-        """Texts to remove from logs, the longest first: also the path of a URL, and tokens in a URL or a header."""
+        """Texts to remove from logs, the longest first: also the path of a URL, its tokens, and values of headers."""
         secrets = [str(config[field.name]) for field in self.fields if field.secret and field.name in config]
         values = [text[len(origin(text)) :] if text.startswith(("http://", "https://")) else text for text in secrets]
-        tokens = [part for value in values for part in _SEPARATORS.split(value) if len(part) >= MIN_TOKEN]
-        paths = [value for value in values if len(value) > 1]
-        return sorted({*secrets, *paths, *tokens}, key=len, reverse=True)
+        parts = [part for value in values for part in _SEPARATORS.split(value) if len(part) >= MIN_TOKEN]
+        headers = [
+            value for text in secrets for whole_and_end in _HEADER_VALUE.findall(text) for value in whole_and_end
+        ]
+        shown = [form for text in [*values, *headers, *parts] for form in (text, unquote(text)) if len(form) > 1]
+        return sorted({*secrets, *shown}, key=len, reverse=True)
 
 
 def origin(url: str) -> str:

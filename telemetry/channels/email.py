@@ -41,10 +41,11 @@ from telemetry.channels.message_text import lines, links, one_line, title
 MAX_REPLY_BYTES = 1 << 16  # of all replies on one connection, before and after STARTTLS
 LOCAL_NAME = "warmpath"  # in EHLO, so that the host's name is not disclosed
 DEADLINE_S = 15.0
-GREETING_S = 1.0  # after which a silent server is asked whether it waits for TLS; a slow one has the whole deadline
-TLS_RECORDS = (b"\x16", b"\x15")  # handshake, alert
+TLS_PORT = 465  # RFC 8314
 NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")  # OpenSSL's reasons, by version
-SPEAKS_TLS = "this port speaks TLS from the start: choose that as encryption, or the port of STARTTLS, usually 587"
+NO_GREETING = (
+    "it sent no greeting: if its port speaks TLS from the start, choose that, or that of STARTTLS, usually 587"
+)
 SPEAKS_PLAIN = "this port does not speak TLS from the start: choose STARTTLS, or the port of TLS, usually 465"
 STARTTLS, TLS, PLAIN = "starttls", "tls", "none"
 _TEMPLATES = {
@@ -55,7 +56,8 @@ _TEMPLATES = {
 class GuardedSMTP(smtplib.SMTP):
     """smtplib's client, restricted by egress rules; if ``encrypted``, with TLS from the first byte.
 
-    A server that is silent at first may wait for TLS, which a second connection finds out: DeliveryError.
+    A server that sends no greeting may wait for TLS: DeliveryError. It is not tried out on a second connection, because
+    a client that speaks before a late greeting looks like a sender of spam.
     A timer shuts the connection down after ``deadline_s``, because timeouts of single reads may add up. The timer has a
     duplicate of the socket, because TLS detaches the socket itself during the handshake.
     """
@@ -79,27 +81,11 @@ class GuardedSMTP(smtplib.SMTP):
         self._handle = raw.dup()
         if self._encrypted:
             return self._tls.wrap_socket(raw, server_hostname=host)
-        raw.settimeout(min(GREETING_S, timeout))
-        try:
-            raw.recv(1, socket.MSG_PEEK)
-        except TimeoutError:
-            if self._speaks_tls(host, port):
-                raw.close()
-                raise DeliveryError(SPEAKS_TLS, retryable=True) from None
-        raw.settimeout(timeout)
-        return raw
-
-    def _speaks_tls(self, host: str, port: int) -> bool:
-        """Whether the server responds to a ClientHello with a TLS record."""
-        hello = ssl.MemoryBIO()
-        with suppress(ssl.SSLWantReadError):
-            self._tls.wrap_bio(ssl.MemoryBIO(), hello, server_hostname=host).do_handshake()
-        try:
-            with closing(guarded_socket(host, port, self._rules, timeout_s=GREETING_S)) as connection:
-                connection.sendall(hello.read())
-                return connection.recv(1) in TLS_RECORDS
-        except OSError:
-            return False
+        with suppress(TimeoutError):
+            if raw.recv(1, socket.MSG_PEEK):
+                return raw
+        raw.close()
+        raise DeliveryError(NO_GREETING, retryable=True)
 
     def getreply(self) -> tuple[int, bytes]:
         """The server's next reply, of limited size."""
@@ -231,6 +217,8 @@ def _check(config: Config) -> None:
         raise ConfigError("password", "expected both a user and a password, or neither")
     if "password" in config and config["security"] == PLAIN:
         raise ConfigError("security", "a password is sent only encrypted: expected starttls or tls")
+    if config["port"] == TLS_PORT and config["security"] != TLS:
+        raise ConfigError("security", "port 465 speaks TLS from the start: expected tls, or the port of STARTTLS, 587")
 
 
 EMAIL = ChannelKind(

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 from telemetry.channels.base import Message, url
 from telemetry.channels.http_post import to_json
 from telemetry.channels.incoming_webhook import incoming_webhook
-from telemetry.channels.message_text import ZERO_WIDTH, Line, fitting, inert, links, message_lines, title
+from telemetry.channels.message_text import Line, fitting, inert, links, message_lines, title
 
 MAX_BODY_BYTES = 31_000  # Google Chat accepts messages of 32,000
 
@@ -22,9 +22,9 @@ def body_of(message: Message, site: str) -> bytes:
 
 
 def _body(message: Message, site: str, shown: Sequence[Line]) -> bytes:
-    # A mention is <users/ID> in text; cards read HTML, in which it is escaped.
-    body: dict[str, Any] = {"text": inert(title(message.data)).replace("<", f"<{ZERO_WIDTH}")}
-    widgets: list[dict[str, Any]] = [{"textParagraph": {"text": _html(line)}} for line in shown]
+    body: dict[str, Any] = {"text": inert(title(message.data))}  # in which a mention is <users/ID>; cards read HTML
+    text = "<br>".join(map(_html, shown))  # one widget, because those after the hundredth are not shown
+    widgets: list[dict[str, Any]] = [{"textParagraph": {"text": text}}] if text else []
     if pages := links(message.data, site):
         buttons = [{"text": label, "onClick": {"openLink": {"url": address}}} for label, address in pages]
         widgets.append({"buttonList": {"buttons": buttons}})

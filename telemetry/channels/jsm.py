@@ -16,7 +16,7 @@ from django.conf import settings
 from controlplane.services.checks import address_of
 from telemetry.channels.base import ChannelKind, Config, DeliveryError, Field, Message, Receipt, source_field, text, url
 from telemetry.channels.http_post import open_client, post, post_each
-from telemetry.channels.message_text import Line, cut, lines, links, one_line
+from telemetry.channels.message_text import cut, inert, lines, links, one_line
 
 MAX_MESSAGE, MAX_DESCRIPTION = 130, 15_000  # characters that the API accepts
 PROCESSED_AFTER_S = 1.0  # then the result is read
@@ -46,15 +46,16 @@ def _path(alias: str, action: str) -> str:
 
 
 def _new_alert(data: Mapping[str, Any], alias: str, priority: str, source: str, site: str) -> dict[str, Any]:
-    summary = one_line(data.get("summary"))
-    shown = [Line("", summary), *(Line(label, value) for label, value in [*lines(data), *links(data, site)])]
+    summary = inert(one_line(data.get("summary")))
+    facts = [f"{inert(label)}: {inert(value)}" for label, value in lines(data)]
+    pages = [f"{inert(label)}: {address.replace('<', '%3C')}" for label, address in links(data, site)]
     return {
         "message": cut(summary, MAX_MESSAGE),
         "alias": alias,
-        "description": cut("\n".join(line.text for line in shown), MAX_DESCRIPTION),
+        "description": cut("\n".join([summary, *facts, *pages]), MAX_DESCRIPTION),
         "priority": priority,
         "source": source,
-        **({"entity": data["pool"]} if data.get("pool") else {}),
+        **({"entity": inert(data["pool"])} if data.get("pool") else {}),
     }
 
 

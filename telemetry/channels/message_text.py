@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -58,16 +59,17 @@ def message_lines(message: Message, site: str, *, title_limit: int | None = None
 
 def fitting(shown: Sequence[Line], compose: Callable[[Sequence[Line]], bytes], fits: Callable[[bytes], bool]) -> bytes:
     """What ``compose`` makes of as many lines as fit; a last line says how many were left out."""
-    composed, omitted = compose(shown), 0
-    while not fits(composed) and omitted < len(shown):
-        omitted += 1
-        composed = compose([*shown[:-omitted], Line("", f"{omitted} more lines were left out.")])
-    return composed
+
+    def without(omitted: int) -> bytes:
+        note = [Line("", f"{omitted} more lines were left out.")] if omitted else []
+        return compose([*shown[: len(shown) - omitted], *note])
+
+    return without(bisect_left(range(len(shown)), True, key=lambda omitted: fits(without(omitted))))
 
 
 def inert(text: str) -> str:
-    """A text in which chats recognize no mention and no URL, because a zero-width character is in each."""
-    return text.replace("@", f"@{ZERO_WIDTH}").replace("://", f":{ZERO_WIDTH}//")
+    """A text with no mention, no URL with a scheme and no tag, because a zero-width character is in each."""
+    return text.replace("@", f"@{ZERO_WIDTH}").replace("://", f":{ZERO_WIDTH}//").replace("<", f"<{ZERO_WIDTH}")
 
 
 def title(data: Mapping[str, Any]) -> str:

@@ -58,6 +58,12 @@ def _send(config: Config, message: Message) -> Receipt:
         return post(http, config["server"], body, now=message.at, headers=headers, expect='"id"')
 
 
+def _server(value: Any) -> str:
+    if url(value).rstrip("/") != origin(value):
+        raise ValueError("expected only scheme and host, without the topic, such as https://ntfy.sh")
+    return str(value)
+
+
 def _topic(value: Any) -> str:
     if not isinstance(value, str) or not _TOPIC.match(value):
         raise ValueError("expected 1 to 64 letters, digits, _ and -")
@@ -69,7 +75,7 @@ NTFY = ChannelKind(
     "ntfy",
     "Notifies phones by a topic of ntfy.sh or of a server of your own.",
     (
-        Field("server", "Server", "Root of the server, without the topic.", url, default="https://ntfy.sh"),
+        Field("server", "Server", "Root of the server, without the topic.", _server, default="https://ntfy.sh"),
         Field("topic", "Topic", "Whoever knows it can read a public topic.", _topic, required=True, secret=True),
         Field("token", "Access token", "If the topic requires one: tk_...", text(200), secret=True),
     ),

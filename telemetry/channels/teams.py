@@ -65,7 +65,7 @@ def _workflow_url(value: Any) -> str:
     host = (urlsplit(url(value)).hostname or "").lower()
     if any(host == connector or host.endswith(f".{connector}") for connector in CONNECTORS):
         raise ValueError(
-            "this is an Office 365 connector, which Microsoft retires: expected the URL of a workflow (in Teams: "
+            "this is an Office 365 connector, which Microsoft retired: expected the URL of a workflow (in Teams: "
             "Workflows, 'Send webhook alerts to a channel')"
         )
     return str(value)

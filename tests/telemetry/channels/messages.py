@@ -17,7 +17,7 @@ def config(kind, host, port):
         "discord": {"url": url},
         "google_chat": {"url": f"{url}?key=k&token=t"},
         "jsm": {"endpoint": url, "api_key": "k"},
-        "ntfy": {"server": url, "topic": "t"},
+        "ntfy": {"server": f"http://{host}:{port}", "topic": "t"},
         "pagerduty": {"endpoint": url, "routing_key": ROUTING_KEY},
         "slack": {"url": url},
         "teams": {"url": url},

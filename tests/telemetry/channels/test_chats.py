@@ -59,7 +59,8 @@ def google_chat(received):
     assert len(widgets) <= 100
     assert "cardsV2" not in body or widgets
     assert all(len(widget) == 1 for widget in widgets)
-    return [body["text"], *(widget["textParagraph"]["text"] for widget in widgets if "textParagraph" in widget)]
+    texts = [widget["textParagraph"]["text"] for widget in widgets if "textParagraph" in widget]
+    return [body["text"], *(line for text in texts for line in text.split("<br>"))]
 
 
 def ntfy(received):
@@ -188,6 +189,11 @@ def test_a_message_that_would_be_refused_is_shortened(name, receiver, character)
         assert "more lines were left out." in "\n".join(texts)
 
 
+def test_google_chat_shows_more_lines_than_a_card_has_widgets(receiver):
+    facts = [[f"Pool {number}", "saved 1 %"] for number in range(150)]
+    assert len(deliver("google_chat", receiver, message(facts=facts))) > 150
+
+
 @each
 @pytest.mark.parametrize("hostile", [*HOSTILE, "<users/all>", "<@&1> **b** [click](https://evil.example)"])
 def test_untrusted_text_mentions_nobody_and_creates_no_link(name, receiver, hostile):
@@ -290,6 +296,8 @@ def test_a_connector_is_refused_with_what_to_use_instead(url):
         (GOOGLE_CHAT, {"url": "https://chat.googleapis.com/v1/spaces/A/messages?key=k"}, "url"),
         (NTFY, {}, "topic"),
         (NTFY, {"topic": "a/b"}, "topic"),
+        (NTFY, {"topic": "t", "server": "https://ntfy.sh/s3cret"}, "server"),
+        (NTFY, {"topic": "t", "server": "https://ntfy.sh?topic=s3cret"}, "server"),
         (DISCORD, {"url": "discord.com/api/webhooks/1/x"}, "url"),
     ],
 )

@@ -1,6 +1,7 @@
 """Alerts in Jira Service Management: a receiver with its limits that processes a request after it accepted it."""
 
 import json
+import re
 
 import pytest
 
@@ -8,7 +9,7 @@ from telemetry.channels import jsm
 from telemetry.channels.base import DeliveryError
 from telemetry.channels.jsm import JSM
 from tests.fakes.fake_webhook_receiver import Reply
-from tests.telemetry.channels.messages import NOTICE, TEST, message, several
+from tests.telemetry.channels.messages import HOSTILE, NOTICE, TEST, message, several
 
 LIMITS = {"message": 130, "alias": 512, "description": 15_000, "entity": 512, "source": 100, "priority": 2}
 ACCEPTED = Reply(202, body=b'{"result":"Request will be processed","took":0.302,"requestId":"43a29c5c-3dbf"}')
@@ -56,6 +57,17 @@ def test_an_alert_is_opened_acknowledged_and_closed_under_one_alias(receiver):
     for state, action in (("acknowledged", "acknowledge"), ("resolved", "close")):
         ((_, path, _),) = send(receiver, message(state=state))[1]
         assert path == f"/alerts/wp-alert-7/{action}?identifierType=alias"
+
+
+@pytest.mark.parametrize("hostile", [*HOSTILE, '<a href="https://evil.example">ack</a> @all'])
+def test_untrusted_text_is_no_html(receiver, hostile):
+    facts = [[hostile, hostile]]
+    told = message(summary=hostile, pool=hostile, facts=facts, links={"runbook": "https://w.example/<img/src=x>"})
+    _, (opened, _) = send(receiver, told)
+    runbook = "\nRunbook: https://w.example/%3Cimg/src=x>"
+    assert opened[2]["description"].endswith(runbook)
+    text = "".join([opened[2]["message"], opened[2]["entity"], opened[2]["description"].removesuffix(runbook)])
+    assert not re.search("<(?!\u200b)|@(?!\u200b)|://", text)
 
 
 def test_several_alerts_are_several_requests_and_one_result(receiver):

@@ -6,6 +6,7 @@ import pytest
 
 from telemetry.channels.alertmanager import to_alerts
 from telemetry.channels.email import mail_of
+from telemetry.channels.message_text import Line, fitting
 from telemetry.channels.pagerduty import events_of
 from telemetry.channels.slack import MAX_FIELD, MAX_FIELDS, MAX_SECTION, blocks_of
 from tests.telemetry.channels.messages import ISO, message, several
@@ -87,3 +88,18 @@ def test_slack_messages_keep_slack_s_limits():
         assert len(block.get("fields", [])) <= MAX_FIELDS
         assert all(len(field["text"]) <= MAX_FIELD for field in block.get("fields", []))
         assert len(block.get("text", {}).get("text", "")) <= MAX_SECTION
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 500, 1000, 1001])
+def test_the_lines_that_fit_are_found_by_bisection(limit):
+    composed = []
+
+    def compose(shown):
+        composed.append(shown)
+        return "\n".join(line.text for line in shown).encode()
+
+    shown = [Line("", str(number)) for number in range(1000)]
+    kept = fitting(shown, compose, lambda text: len(text.splitlines()) <= limit).splitlines()
+    assert len(kept) == max(1, min(limit, 1000))
+    assert kept[-1] == (b"999" if limit >= 1000 else b"%d more lines were left out." % (1001 - max(1, limit)))
+    assert len(composed) <= 12

@@ -138,12 +138,15 @@ def test_a_response_without_the_expected_text_is_a_failure(receiver):
 
 
 def test_secrets_of_headers_are_removed_from_logs_and_not_shown():
-    config = TEMPLATE.complete(
-        {"url": "https://a.example/s3cret-path", "headers": "Authorization: Bearer s3cret-token-1"}
-    )
+    headers = "Authorization: Bearer s3cret\nX-Api-Key: hunter22"
+    url = "https://a.example/s3cret-path?sig=abc%2BDefghi%2F123456"
+    config = TEMPLATE.complete({"url": url, "headers": headers})
 
     assert "s3cret" not in str(TEMPLATE.public(config))
-    assert {"s3cret-token-1", "/s3cret-path"} <= set(TEMPLATE.secrets(config))
+    echo = "no s3cret, hunter22, Bearer s3cret, abc%2BDefghi%2F123456, abc+Defghi/123456, /s3cret-path"
+    for secret in TEMPLATE.secrets(config):
+        echo = echo.replace(secret, "...")
+    assert set(echo) == set("no .,") | set("/-path")
 
 
 def test_the_preview_is_the_body_of_an_example():
