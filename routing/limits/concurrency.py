@@ -29,6 +29,7 @@ from collections.abc import Callable, Collection
 from enum import StrEnum
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
+from operator import attrgetter
 from typing import Final, Protocol, TypeAlias
 from zlib import crc32
 
@@ -81,7 +82,7 @@ class SharedLimits(Protocol):
 
 
 MAX_RETRY_AFTER_S: Final = 60
-_MAX_TAG: Final = 1e15  # above any tag, and small enough that a float still resolves a few tokens
+_MAX_TAG: Final = 1e15  # above any tag of true usage, and small enough that a float still resolves a few tokens
 PACE_WEIGHT: Final = 1 / 32  # of the latest gap between two releases
 LENGTH_WEIGHT: Final = 1 / 8  # of the latest response in a flow's mean of generated tokens
 URGENT_AFTER: Final = 0.5  # of ``max_wait_s``
@@ -449,7 +450,7 @@ class ConcurrencyLimiter:
 
     def _displaced_by(self, waiter: Waiter, flow: Flow, cost: float) -> Waiter | None:
         """The request that makes room for another one; None if that itself is rejected."""
-        heaviest = max(self._flows.values(), key=lambda flow: flow.waiting_cost)
+        heaviest = max(self._flows.values(), key=attrgetter("waiting_cost"))
         least_urgent = 0
         if flow.waiting_cost + cost >= heaviest.waiting_cost:
             heaviest, least_urgent = flow, waiter.priority + 1
@@ -525,4 +526,4 @@ def _cost(waiter: Waiter, tokens: float) -> float:
 
 def _order(lane: Lane) -> float:
     """Order by urgency, then by tag, among all processes."""
-    return (PRIORITIES - lane.priority) * _MAX_TAG - lane.tag
+    return (PRIORITIES - lane.priority) * _MAX_TAG - min(lane.tag, _MAX_TAG - 1)

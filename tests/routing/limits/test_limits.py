@@ -380,25 +380,6 @@ def test_requests_with_an_objective_go_first_in_their_flow_while_it_can_be_kept(
     assert order == ["tight", "of another flow", "loose", "plain"] + ([] if is_shed else ["late"])
 
 
-def test_objectives_of_requests_that_have_left_are_forgotten() -> None:
-    limiter = build_limiter(1, 10)
-    limiter.acquire(QueuedRequest())
-    for number in range(5000):
-        request = QueuedRequest(latest_start=1000.0 + number)
-        limiter.acquire(request)
-        limiter.cancel(request)
-    assert len(limiter._flows[""].lanes[0].due) <= MIN_FLOWS
-
-
-def test_flows_without_requests_are_forgotten() -> None:
-    limiter = build_limiter(8)
-    for number in range(5000):
-        request = QueuedRequest(flow=f"{number}", prompt_tokens=100)
-        limiter.acquire(request)
-        limiter.release(request)
-    assert len(limiter._flows) <= 2 * MIN_FLOWS
-
-
 def test_a_flow_that_pauses_gets_no_credit_for_the_past() -> None:
     limiter = build_limiter(1, 1000)
     limiter.acquire(QueuedRequest(flow="pauses", prompt_tokens=100))
@@ -454,16 +435,12 @@ def test_an_estimate_that_the_virtual_time_has_passed_is_not_given_back() -> Non
 
 def test_an_idle_limiter_forgives_what_responses_cost_beyond_their_estimates() -> None:
     limiter = build_limiter(1, 1000)
-    long = QueuedRequest(3, "a")
+    long = QueuedRequest(flow="a")
     limiter.acquire(long)
     limiter.release(long, (100_000, 0))
     backlog(limiter, "b", 100)
-    limiter.acquire(QueuedRequest(3, "b", 100))
     backlog(limiter, "a", 1)
-    limiter.acquire(QueuedRequest(3, "a", 100))
-    order = [(request.flow, request.priority) for request in (end_oldest(limiter) for _ in range(103))]
-    assert ("a", 0) in order[:3]
-    assert set(order[101:]) == {("a", 3), ("b", 3)}
+    assert "a" in end_newest(limiter, 4)
 
 
 def test_a_corrected_flow_waits_behind_its_new_tag_only() -> None:
@@ -498,17 +475,6 @@ def test_disconnecting_before_the_usage_is_reported_saves_nothing() -> None:
     assert tokens["leaves"] <= 1.2 * tokens["stays"]
 
 
-def test_a_request_that_was_not_sent_costs_nothing() -> None:
-    limiter = build_limiter(2, 1000)
-    kept, unsent = QueuedRequest(flow="x"), QueuedRequest(0, "a", 100_000)
-    limiter.acquire(kept)
-    limiter.acquire(unsent)
-    limiter.release(unsent, was_sent=False)
-    backlog(limiter, "b", 100)
-    backlog(limiter, "a", 1)
-    assert "a" in end_newest(limiter, 3)
-
-
 @pytest.mark.parametrize("priority", [0, 9])
 def test_a_request_without_objective_is_next_in_its_flow_once_it_has_waited_for_half_of_the_limit(
     priority: int,
@@ -525,26 +491,27 @@ def test_a_request_without_objective_is_next_in_its_flow_once_it_has_waited_for_
 
 
 def test_flows_that_are_forgotten_leave_nothing() -> None:
-    limiter = build_limiter(4, 1000)
-    for number in range(6000):
-        limiter.acquire(QueuedRequest(0, f"{number // 4}", 100 + number % 900))
-        while limiter.waiting > 8:
-            end_oldest(limiter)
-    assert len(limiter._flows) <= 3 * MIN_FLOWS
-    assert len(limiter._lanes[0]) <= 3 * MIN_FLOWS
+    limiter = build_limiter(1, 1000)
+    backlog(limiter, "busy", 2)
+    for number in range(5000):
+        request = QueuedRequest(9, f"{number}")
+        limiter.acquire(request)
+        limiter.cancel(request)
+    assert len(limiter._flows) <= 2 * MIN_FLOWS
+    assert len(limiter._lanes[9]) <= 2 * MIN_FLOWS
 
 
-def test_objectives_are_compacted_rarely_and_few_requests_become_urgent_in_one_call() -> None:
+@pytest.mark.parametrize("left", [0, 1000])
+def test_objectives_of_requests_that_have_left_are_forgotten_but_not_each_time(left: int) -> None:
     clock = Clock()
     limiter = build_limiter(1, 10_000, 10.0, clock)
     limiter.acquire(QueuedRequest())
-    for number in range(1000):
-        limiter.acquire(QueuedRequest(9, latest_start=1e6 + number))
-    for number in range(1000):
-        request = QueuedRequest(9, latest_start=2e6 + number)
+    for number in range(5100):
+        request = QueuedRequest(9, latest_start=1e6 + number)
         limiter.acquire(request)
-        limiter.cancel(request)
-    assert len(limiter._flows[""].lanes[9].due) == 2000, "of which half are still there"
+        if number >= left:
+            limiter.cancel(request)
+    assert left + MIN_FLOWS / 2 < len(limiter._flows[""].lanes[9].due) <= 2 * left + MIN_FLOWS + 1
     clock.now = 5.0
     limiter.admit()
-    assert len(limiter._ageing) == 1000 - RAISED_AT_ONCE
+    assert len(limiter._ageing) == max(0, left - RAISED_AT_ONCE), "few become most urgent in one call"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from dataclasses import dataclass, field
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 
+from routing.proxy.admission_queues import AdmissionQueues
 from routing.schema import ConcurrencyConfig, HealthCheck, Limits, ObjectiveMissed, TaskGroupConfig
 from tests.fakes.replica import Call, FakeReplica, answering, fake_replicas, hanging, plain_answer, sse
 from tests.routing.proxy.harness import (
@@ -202,6 +205,21 @@ async def test_a_group_over_its_limit_leaves_permits_for_others(replica: FakeRep
         assert {response.status for response in await asyncio.gather(*requests)} == {200}
         assert held_requests.names == ["b0", "c0", "b1"]
         await harness.at_rest()
+
+
+async def test_a_request_that_leaves_the_second_queue_costs_nothing_in_the_first_and_its_exchange_is_forgotten() -> (
+    None
+):
+    groups = (TaskGroupConfig(name="batch", concurrency=ConcurrencyConfig(max_running=2)),)
+    queues = AdmissionQueues()
+    queues.configure(config([], concurrency=ConcurrencyConfig(max_running=1), groups=groups))
+    admitted, rejected = Mock(), Mock()
+    assert queues.permit("chat", "", None, None, 100, admitted, rejected).acquire()
+    permit = queues.permit("chat", "batch", None, None, 100_000, admitted, rejected, latest_start=1e9)
+    assert not permit.acquire()
+    permit.release()
+    assert queues._queues["chat", "batch"][0]._flows["batch"].lanes[0].tag == 0.0
+    assert not [callback for callback in gc.get_referents(permit) if callback in (admitted, rejected)]
 
 
 async def test_waiting_too_long_gets_503(replica: FakeReplica) -> None:

@@ -289,6 +289,16 @@ def test_a_worker_may_use_its_part_of_a_queue_that_others_have_filled() -> None:
     assert [len(request.events) for request in modest] == [0] * 25 + [1]
 
 
+def test_usage_that_cannot_be_true_stops_no_flow() -> None:
+    memory = LimitsMemory.create(2)
+    limiter = limiters_of(memory, 0)[0]
+    for _ in range(3):
+        request = QueuedRequest(9, "a", 100)
+        WorkerLimits(memory, 1).tick(0)
+        assert limiter.acquire(request)
+        limiter.release(request, (100, 2 * 10**15))
+
+
 def test_idle_workers_forgive_what_any_of_them_has_charged() -> None:
     memory = LimitsMemory.create(2)
     here, there = limiters_of(memory, 0, 1)
