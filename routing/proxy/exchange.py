@@ -675,7 +675,7 @@ class Exchange(UpstreamCall):
             self._reject(RejectedRequestError(502, f"replica {record.replica!r} cannot continue the response"))
             return
         if self._released is not None and (head.status >= 300 or not head.is_stream or is_encoded(head)):
-            text = data[:MAX_SHOWN_BYTES].decode(errors="replace")
+            text = data[:MAX_SHOWN_BYTES].decode(errors="replace") if head.status >= 400 else "expected a stream"
             message = f"replica {record.replica!r} responded with status {head.status}: {text}"
             self._reject(RejectedRequestError(head.status if head.status >= 400 else 502, message))
             return

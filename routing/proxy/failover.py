@@ -209,6 +209,7 @@ class StreamFailover:
     def on_rejected(self) -> None:
         """Called when no replica could generate the rest."""
         self._count(self._failed_after[0], REJECTED)
+        self._record.replica = self._failed_after[0]  # the one that broke the stream
 
     def _count(self, replica: str, result: str) -> None:
         self._services.metrics.count_stream_failure(self._record.pool, replica, result)

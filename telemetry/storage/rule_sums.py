@@ -68,7 +68,7 @@ def store_sums(window: Window) -> list[StoreSums]:
 
 @dataclass(frozen=True, slots=True)
 class StreamSums:
-    """Streams that began within one step."""
+    """Streams with a first token that began within one step."""
 
     pool: str
     failed_replica: str  # the last one that failed during them, whether or not another one continued; "": none
@@ -81,10 +81,10 @@ def stream_sums(pools: Sequence[str], window: Window) -> list[StreamSums]:
     rows = fetch_rows(
         f"""
         select pool, coalesce(
-            continued_after -> -1 ->> 'replica', case when outcome = 'replica_error' then replica else '' end
+            case when outcome = 'replica_error' then replica end, continued_after -> -1 ->> 'replica', ''
         ) as failed, {STEP} as start, count(*)
         from telemetry_decision
-        where at > %(start)s and at <= %(end)s and streamed and {OF_POOLS}
+        where at > %(start)s and at <= %(end)s and streamed and ttft_s is not null and {OF_POOLS}
         group by pool, failed, start
         """,  # noqa: S608 - no part of it comes from outside
         window_parameters(window, pools=list(pools)),

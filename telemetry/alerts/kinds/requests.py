@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 from telemetry.alerts.findings import POOL, Evidence, Finding, Findings, Reason, Result, Timing, above_limit, no_data
@@ -89,7 +90,7 @@ class StreamFailuresSettings(WindowSettings, frozen=True):
     most_ratio: Annotated[float, setting("ratio", "Streams whose replica failed, of all streams.", gt=0, le=1)] = 0.05
     window_s: WindowS = 600.0
     min_requests: MinRequests = 50.0
-    for_s: ForS = 0.0
+    for_s: ForS = 60.0  # until the replica is known to be down, if it is
     keep_firing_s: KeepFiringS = 600.0
 
 
@@ -107,7 +108,8 @@ def _evaluate_streams(settings: StreamFailuresSettings, view: HistoryView, _: st
     evidence = StreamEvidence(requests, sum(failed.values()), max(failed, key=failed.__getitem__, default=""))
     if requests < max(settings.min_requests, 1):
         return {POOL: no_data(Reason.LITTLE_TRAFFIC, evidence)}
-    return {POOL: above_limit(evidence.failed_requests / requests, settings.most_ratio, "ratio", evidence)}
+    finding = above_limit(evidence.failed_requests / requests, settings.most_ratio, "ratio", evidence)
+    return {POOL: replace(finding, has_ended=True)}  # each loss is over at once
 
 
 def _summarize_streams(scope: Scope, settings: StreamFailuresSettings, finding: Finding[StreamEvidence]) -> str:
@@ -120,10 +122,10 @@ def _summarize_streams(scope: Scope, settings: StreamFailuresSettings, finding: 
 
 STREAM_FAILURES = Kind(
     name="stream_failures",
-    inhibited_by=(RuleKind.EVALUATOR_LAG, RuleKind.REPLICA_DOWN),
-    about="Compares the streams whose replica died, hung or sent an error with all streams, whether or not another "
-    "replica continued them: clients may notice nothing while engines crash again and again. A stream counts at the "
-    "time at which it began, once it has ended.",
+    inhibited_by=(RuleKind.EVALUATOR_LAG, RuleKind.REPLICA_DOWN, RuleKind.ERROR_RATIO),
+    about="Compares the streams whose replica died, hung or sent an error after the first token with all streams, "
+    "whether or not another replica continued them: clients may notice nothing while engines crash again and again. "
+    "Streams count once they have ended, in the window in which they began: give it more than the length of a stream.",
     settings=StreamFailuresSettings,
     sources=frozenset({Source.STREAMS}),
     evaluate=_evaluate_streams,

@@ -143,9 +143,11 @@ def _fails(fleet):
 def _streams_lose_replicas(fleet):
     """Of 100 streams, six were continued after gpu-1, and one broke at gpu-2."""
     after_gpu_1 = [{"replica": "gpu-2", "tokens": 3}, {"replica": "gpu-1", "tokens": 9}]
-    ends = [{"continued_after": after_gpu_1}] * 6 + [{"replica": "gpu-2", "outcome": "replica_error"}] + [{}] * 93
+    broken = {"replica": "gpu-2", "outcome": "replica_error"}
+    refused = broken | {"ttft_s": None}  # before its first token: the request may be to blame
+    ends = [{"continued_after": after_gpu_1}] * 6 + [broken, *[refused] * 50, *[{}] * 93]
     for seq, end in enumerate(ends):
-        whole = {"pool": "chat", "replica": "gpu-0", "outcome": "ok", "streamed": True, **end}
+        whole = {"pool": "chat", "replica": "gpu-0", "outcome": "ok", "streamed": True, "ttft_s": 0.1, **end}
         decided(fleet.router, fleet.now, seq, **whole)
 
 
@@ -204,7 +206,7 @@ def _loses_all_replicas(fleet):
     ("incident", "kinds", "within_s"),
     [
         (_fails, {"error_ratio"}, 150),
-        (_streams_lose_replicas, {"stream_failures"}, 60),
+        (_streams_lose_replicas, {"stream_failures"}, 120),
         (_is_ejected, {"replica_ejected"}, 60),
         (_is_skewed, {"load_skew"}, 240),
         (_is_full, {"kv_pressure"}, 390),
@@ -223,7 +225,7 @@ def test_each_default_rule_fires_on_its_incident_and_no_other_does(fleet, incide
 
 def test_an_alert_on_streams_names_the_replica_that_failed_most(fleet):
     _streams_lose_replicas(fleet)
-    fleet.run(30)
+    fleet.run(120)
     (alert,) = Alert.objects.all()
     assert alert.summary == (
         "7.0 % of the streams of pool chat lost their replica (7 of 100 in 10 min), most of them replica gpu-1."

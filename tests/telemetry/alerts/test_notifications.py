@@ -30,7 +30,7 @@ from tests.telemetry.conftest import T0
 
 pytestmark = pytest.mark.django_db
 HOUR = timedelta(hours=1)
-INHIBITING = ("evaluator_lag", "no_data", "router_lost", "cache_store_down", "replica_down")
+INHIBITING = ("evaluator_lag", "no_data", "router_lost", "cache_store_down", "replica_down", "error_ratio")
 BROKEN = Finding(Result.BREACH, Reason.BELOW, 0.1, 0.6)
 
 
