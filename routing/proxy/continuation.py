@@ -29,7 +29,7 @@ from routing.http.usage import TAIL_BYTES, ResponseTail, event_ends, has_token
 from routing.upstream.client import fetch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from routing.upstream.pool import Address
 
@@ -362,9 +362,9 @@ def _text(choice: dict[str, Any], *, is_chat: bool) -> str:
     return delta.get("content") or ""
 
 
-def _events(data: bytes) -> Iterator[bytes]:
+def _events(data: bytes) -> list[bytes]:
     """The complete events at the beginning of ``data``."""
-    return (data[start:end] for start, end in pairwise([0, *(match.end() for match in event_ends(data))]))
+    return [data[start:end] for start, end in pairwise([0, *[match.end() for match in event_ends(data)]])]
 
 
 def _chunk(event: bytes) -> dict[str, Any] | None:
@@ -405,7 +405,7 @@ class Splice:
 
     def feed(self, data: bytes) -> bytes:
         """The bytes for the client, which are kept. An incomplete event is held back; ValueError if it is too long."""
-        events = list(_events(self._held + data))
+        events = _events(self._held + data)
         self._held = (self._held + data)[sum(map(len, events)) :]
         if len(self._held) > MAX_HELD_BYTES:
             raise ValueError(f"an event of more than {MAX_HELD_BYTES} bytes")
