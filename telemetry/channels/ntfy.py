@@ -76,7 +76,7 @@ NTFY = ChannelKind(
     "Notifies phones by a topic of ntfy.sh or of a server of your own.",
     (
         Field("server", "Server", "Root of the server, without the topic.", _server, default="https://ntfy.sh"),
-        Field("topic", "Topic", "Whoever knows it can read a public topic.", _topic, required=True, secret=True),
+        Field("topic", "Topic", "Anyone who knows a public topic can read it.", _topic, required=True, secret=True),
         Field("token", "Access token", "If the topic requires one: tk_...", text(200), secret=True),
     ),
     _send,

@@ -122,10 +122,10 @@ KINDS = {
 }
 
 
-def deliver(name, receiver, told, *replies):
+def deliver(name, receiver, notification, *replies):
     kind, check, config = KINDS[name]
     receiver.replies = list(replies) or [Reply(200, body=POSTED.get(name, b"ok"))]
-    kind.send(kind.complete(config(receiver)), told)
+    kind.send(kind.complete(config(receiver)), notification)
     return check(receiver.received[-1])
 
 
@@ -144,7 +144,7 @@ def test_a_message_has_facts_causes_and_links(name, receiver):
 
 @each
 @pytest.mark.parametrize(
-    ("told", "title"),
+    ("notification", "title"),
     [
         (message(state="repeated"), "[STILL FIRING] "),
         (message(state="acknowledged"), "[ACKNOWLEDGED] "),
@@ -154,8 +154,8 @@ def test_a_message_has_facts_causes_and_links(name, receiver):
         (NOTICE, "[NOTICE] Channel ops was disabled."),
     ],
 )
-def test_each_state_and_kind_of_message(name, receiver, told, title):
-    assert deliver(name, receiver, told)[0].startswith(title)
+def test_each_state_and_kind_of_message(name, receiver, notification, title):
+    assert deliver(name, receiver, notification)[0].startswith(title)
 
 
 @each
@@ -177,14 +177,14 @@ def test_the_reason_of_a_rollout_is_whole(name, receiver):
 @each
 @pytest.mark.parametrize("character", ["x", '"', "*", "<", "\U0001f525"])
 def test_a_message_that_would_be_refused_is_shortened(name, receiver, character):
-    told = several(*range(1, 21))
-    told.payload["data"]["summary"] = character * 600
-    told.payload["data"]["links"] = {"runbook": f"https://wiki.example/{'r' * 480}", "rollout": "/rollouts/3/"}
-    for alert in told.payload["data"]["alerts"]:
+    notification = several(*range(1, 21))
+    notification.payload["data"]["summary"] = character * 600
+    notification.payload["data"]["links"] = {"runbook": f"https://wiki.example/{'r' * 480}", "rollout": "/rollouts/3/"}
+    for alert in notification.payload["data"]["alerts"]:
         alert["summary"] = character * 500
         alert["causes"][0]["summary"] = character * 500
 
-    texts = deliver(name, receiver, told)
+    texts = deliver(name, receiver, notification)
     if name != "slack" and (name != "google_chat" or character not in "x*"):  # they have room for all
         assert "more lines were left out." in "\n".join(texts)
 
@@ -249,8 +249,8 @@ def test_discord_is_sent_to_one_version_of_the_api(version):
 
 
 def test_messages_about_one_alert_are_one_thread_of_google_chat(receiver):
-    for told in (message(), message(state="resolved"), message(8), several(1, 2)):
-        deliver("google_chat", receiver, told)
+    for notification in (message(), message(state="resolved"), message(8), several(1, 2)):
+        deliver("google_chat", receiver, notification)
     first, end, other, group = (got.payload.get("thread") for got in receiver.received)
     assert first == end != other
     assert group is None
