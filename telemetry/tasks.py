@@ -14,7 +14,7 @@ from telemetry.scraping import collect, cycle, fetch, metrics_servers
 from telemetry.scraping.cycle import Shard
 from telemetry.services import retention
 from telemetry.services.alerts import explanations
-from telemetry.services.lab import prediction_records, replays, value, what_if_runs
+from telemetry.services.lab import replays, value, what_if_runs
 from telemetry.services.notifications import channels, heartbeats, outbox
 from telemetry.storage import partitions, rollup
 
@@ -71,12 +71,6 @@ def run_what_ifs() -> None:
 
 
 @shared_task(acks_late=True, ignore_result=True)
-def record_predictions() -> None:
-    """Record what was predicted for new rollouts, and what became of those that are complete."""
-    prediction_records.record_predictions(timezone.now())
-
-
-@shared_task(acks_late=True, ignore_result=True)
 def evaluate_alerts() -> None:
     """Evaluate all alert rules, and queue the notifications that are due."""
     explanations.evaluate_alerts(timezone.now())
@@ -118,7 +112,7 @@ def maintain_partitions() -> None:
         rollup_days=settings.ROLLUP_RETENTION_DAYS,
     )
     with isolated_items(PeriodicTask.HOUSEKEEPING) as item:
-        with item("alerts, messages and predictions"):
+        with item("alerts and messages"):
             retention.delete_expired(timezone.now())
         with item("weekly summary"):
             value.notify_weekly_summary(timezone.now())

@@ -124,7 +124,6 @@ PROJECT_OF: dict[str, str | None] = {
     "telemetry.Notification": "alert__pool__project",
     "telemetry.WhatIf": "pool__project",
     "telemetry.SharedLink": "pool__project",
-    "telemetry.Prediction": "rollout__revision__policy__pool__project",
 }
 
 Row = TypeVar("Row", bound=Model)

@@ -36,7 +36,6 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "tokens": ("id", "name", "user", "scopes", "expires_at", "last_used_at", "revoked_at"),
     "audit": ("number", "at", "actor", "kind", "summary", "reason"),
     "what-ifs": ("id", "pool", "state", "start", "end", "created_at"),
-    "predictions": ("rollout", "policy", "revision", "state", "hit_rate_error", "ttft_p50_error", "measured_reason"),
 }
 POLL_INTERVAL_S = 1.0  # between two requests while a rollout is followed
 COMPLETE = "complete"

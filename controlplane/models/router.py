@@ -98,7 +98,6 @@ class PeriodicTask(models.TextChoices):
     PARTITIONS = "partitions", "partitions"  # by table
     CONFIG_PUSHES = "config_pushes", "configuration pushes"  # by router
     REPLICA_SOURCES = "replica_sources", "replica sources"  # by source
-    PREDICTIONS = "predictions", "predictions"  # by rollout
     HOUSEKEEPING = "housekeeping", "housekeeping"  # by kind of data
 
 

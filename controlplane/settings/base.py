@@ -145,7 +145,6 @@ SPECTACULAR_SETTINGS = {
         "NotificationState": "telemetry.models.NotificationState",
         "RuleKind": "telemetry.models.RuleKind",
         "FindingCode": "controlplane.services.policies.publish_checks.FindingCode",
-        "PredictionState": "telemetry.models.PredictionState",
         "Severity": "telemetry.models.Severity",
         "SuppressionReason": "telemetry.models.SuppressionReason",
         "WhatIfState": "telemetry.models.WhatIfState",
@@ -185,7 +184,6 @@ CELERY_BEAT_SCHEDULE = {
     "collect": _every("telemetry.tasks.collect_decisions", 5),
     "breakdowns": _every("telemetry.tasks.compute_breakdowns", 60),
     "what-ifs": _every("telemetry.tasks.run_what_ifs", 5),
-    "predictions": _every("telemetry.tasks.record_predictions", 60),
     "guard": _every("telemetry.tasks.analyze_rollouts", max(SCRAPE_INTERVAL_S, 5)),
     "deliver": _every("telemetry.tasks.deliver_notifications", 5),
     "refresh": _every("telemetry.tasks.refresh_alerts", 60),
@@ -220,7 +218,7 @@ ROLLUP_RETENTION_DAYS = {  # by resolution in seconds
 }
 ROLLUP_RETENTION_DAYS[21_600] = ROLLUP_RETENTION_DAYS[3600]  # small enough to share a setting
 EVENTS_RETENTION_DAYS = int(env.number("EVENTS_RETENTION_DAYS", 90, low=1, high=3650))
-ALERTS_RETENTION_DAYS = int(env.number("ALERTS_RETENTION_DAYS", 180, low=7, high=3650))  # and messages, predictions
+ALERTS_RETENTION_DAYS = int(env.number("ALERTS_RETENTION_DAYS", 180, low=7, high=3650))  # and messages
 AUDIT_RETENTION_DAYS = int(env.number("AUDIT_RETENTION_DAYS", 400, low=90, high=36_500))  # high: for ever
 CONFIGURATIONS_RETENTION_DAYS = int(env.number("CONFIGURATIONS_RETENTION_DAYS", 30, low=1, high=3650))
 DECISIONS_RETENTION_H = int(env.number("DECISIONS_RETENTION_H", 24, low=1, high=24 * 90))

@@ -9,7 +9,7 @@ from telemetry.api.capacity import CapacityView, ResponseCachesView, ScalingView
 from telemetry.api.heartbeat import HeartbeatViewSet
 from telemetry.api.metrics_servers import MetricsServerViewSet
 from telemetry.api.reports import ReportView, ValueView
-from telemetry.api.what_ifs import PredictionViewSet, WhatIfViewSet
+from telemetry.api.what_ifs import WhatIfViewSet
 
 router = SimpleRouter(trailing_slash=False)
 router.register("alert-rules", alert_viewsets.AlertRuleViewSet, "alert-rule")
@@ -19,7 +19,6 @@ router.register("channels", viewsets.ChannelViewSet, "channel")
 router.register("metrics-servers", MetricsServerViewSet, "metrics-server")
 router.register("deliveries", viewsets.DeliveryViewSet, "delivery")
 router.register("what-ifs", WhatIfViewSet, "what-if")
-router.register("predictions", PredictionViewSet, "prediction")
 
 app_name = "telemetry-api"
 urlpatterns = [

@@ -1,4 +1,4 @@
-"""``/what-ifs``: predictions of other policies, from captured traffic; ``/predictions``: those of rollouts."""
+"""``/what-ifs``: predictions of other policies, from captured traffic."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.api.auth import signed_in_user
-from controlplane.api.fields import ByName, SchemaField
-from controlplane.api.pagination import NewestFirst, newest_first
+from controlplane.api.fields import ByName
+from controlplane.api.pagination import NewestFirst
 from controlplane.api.viewsets.base import NUMBER, ReadViewSet, validated_body
 from controlplane.models import Pool
-from telemetry.models import Prediction, PredictionState, WhatIf, WhatIfState
-from telemetry.services.lab.prediction_records import MeasuredOutcome, PredictedOutcome
+from telemetry.models import WhatIf, WhatIfState
 from telemetry.services.lab.sizing import create_sweep
 from telemetry.services.lab.what_ifs import cancel_what_if, create_what_if, trace_lines
 
@@ -147,48 +146,3 @@ class WhatIfViewSet(ReadViewSet[WhatIf]):
         response = HttpResponse(body, content_type="application/x-ndjson")
         response["Content-Disposition"] = f'attachment; filename="{what_if.pool.name}.jsonl"'
         return response
-
-
-class PredictionFilter(filters.FilterSet):
-    """``?pool=NAME&policy=NAME&state=STATE&rollout=ID``."""
-
-    pool = filters.CharFilter(field_name="rollout__revision__policy__pool__name")
-    policy = filters.CharFilter(field_name="rollout__revision__policy__name")
-    state = filters.MultipleChoiceFilter(choices=PredictionState.choices)
-    rollout = filters.NumberFilter()
-
-    class Meta:
-        model = Prediction
-        fields = ("pool", "policy", "state", "rollout")
-
-
-class PredictionSerializer(serializers.ModelSerializer[Prediction]):
-    """One rollout. Errors are predicted minus measured, of TTFT relative; null while one is unknown."""
-
-    pool = serializers.CharField(source="rollout.revision.policy.pool.name", read_only=True)
-    policy = serializers.CharField(source="rollout.revision.policy.name", read_only=True)
-    revision = serializers.IntegerField(source="rollout.revision.number", read_only=True)
-    published_at = serializers.DateTimeField(source="rollout.started_at", read_only=True)
-    predicted = SchemaField(PredictedOutcome, read_only=True, allow_null=True)
-    measured = SchemaField(MeasuredOutcome, read_only=True, allow_null=True)
-    hit_rate_error = serializers.FloatField(read_only=True, allow_null=True)
-    ttft_p50_error = serializers.FloatField(read_only=True, allow_null=True)
-    ttft_p95_error = serializers.FloatField(read_only=True, allow_null=True)
-
-    class Meta:
-        model = Prediction
-        fields = (
-            *("id", "rollout", "pool", "policy", "revision", "published_at", "what_if", "predicted", "reason", "state"),
-            *("measured_from", "measured_to", "measured", "measured_reason"),
-            *("hit_rate_error", "ttft_p50_error", "ttft_p95_error"),
-        )
-
-
-class PredictionViewSet(ReadViewSet[Prediction]):
-    """Predictions and outcomes of rollouts, newest first. Read-only: a worker fills them."""
-
-    queryset = Prediction.objects.select_related("rollout__revision__policy__pool")
-    serializer_class = PredictionSerializer
-    filterset_class = PredictionFilter
-    pagination_class = newest_first("-id")
-    lookup_value_regex = NUMBER

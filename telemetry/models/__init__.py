@@ -28,10 +28,9 @@ from telemetry.models.notification import (
 )
 from telemetry.models.reading import BucketLayout, Reading, RollupRepair, RollupState, RouterReading
 from telemetry.models.scrape import STARTING_S, Health, MetricsServer, ReadPool, ScrapeShard, ScrapeState
-from telemetry.models.what_if import OPEN_PREDICTIONS, Prediction, PredictionState, WhatIf, WhatIfState
+from telemetry.models.what_if import WhatIf, WhatIfState
 
 __all__ = [
-    "OPEN_PREDICTIONS",
     "STARTING_S",
     "Alert",
     "AlertHistoryEntry",
@@ -53,8 +52,6 @@ __all__ = [
     "NotificationKind",
     "NotificationState",
     "OutboxState",
-    "Prediction",
-    "PredictionState",
     "ReadPool",
     "Reading",
     "ReplayState",

@@ -92,7 +92,6 @@ _ACTIONS = (
     ("Limits of the fleet", "controlplane:limits"),
     ("New silence", "telemetry:silence-new"),
     ("New what-if", "telemetry:what-ifs"),
-    ("Predictions and outcomes", "telemetry:predictions"),
     ("Require client keys", "controlplane:admission"),
     ("Second factor", "mfa_index"),
     ("Set up heartbeat", "telemetry:heartbeat"),

@@ -1,4 +1,4 @@
-"""Deletes resolved alerts with their timelines, messages with their attempts, outcomes of predictions, and silences.
+"""Deletes resolved alerts with their timelines, messages with their attempts, and silences.
 
 All of them are kept for ``ALERTS_RETENTION_DAYS``. Each run deletes a bounded number, so that it holds locks briefly.
 """
@@ -11,25 +11,23 @@ from django.conf import settings
 from django.db import transaction
 
 from telemetry.models import (
-    OPEN_PREDICTIONS,
     Alert,
     AlertHistoryEntry,
     AlertState,
     DeliveryAttempt,
     Notification,
     NotificationState,
-    Prediction,
     Silence,
 )
 
-MAX_DELETED = 5_000  # alerts, messages and predictions in one run
+MAX_DELETED = 5_000  # alerts and messages in one run
 
 
 def delete_expired(now: datetime) -> int:
-    """Delete what is older than its retention; the number of alerts, messages, predictions and silences."""
+    """Delete what is older than its retention; the number of alerts, messages and silences."""
     before = now - timedelta(days=settings.ALERTS_RETENTION_DAYS)
     silences = Silence.objects.filter(ends_at__lt=before).delete()[0]  # users enter them: a run is small
-    return _delete_messages(before) + _delete_alerts(before) + _delete_predictions(before) + silences
+    return _delete_messages(before) + _delete_alerts(before) + silences
 
 
 @transaction.atomic
@@ -48,9 +46,3 @@ def _delete_alerts(before: datetime) -> int:
     keys = list(expired.order_by("started_at").values_list("pk", flat=True)[:MAX_DELETED])
     AlertHistoryEntry.objects.filter(alert__in=keys).delete()
     return Alert.objects.filter(pk__in=keys).delete()[0]
-
-
-def _delete_predictions(before: datetime) -> int:
-    expired = Prediction.objects.filter(created_at__lt=before).exclude(state__in=OPEN_PREDICTIONS)
-    keys = list(expired.order_by("pk").values_list("pk", flat=True)[:MAX_DELETED])
-    return Prediction.objects.filter(pk__in=keys).delete()[0]

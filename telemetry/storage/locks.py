@@ -15,7 +15,6 @@ BREAKDOWN = 0x7770_0002_0000_0000  # plus a pool's id
 COLLECT = 0x7770_0001_0000_0000  # plus a router's id
 METRICS_SERVER = 0x7770_6D73_0000_0000  # plus a Prometheus server's id
 WHAT_IF = 0x7770_7769_0000  # plus the number of a slot
-PREDICTIONS = 0x7770_7072_6564
 
 
 @contextmanager

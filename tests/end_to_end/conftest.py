@@ -254,7 +254,6 @@ def everything(full, operator):
         finished_sweep,
         finished_what_if,
         predict_draft,
-        predictions_of_every_kind,
     )
 
     now, policy, router = timezone.now(), full.policies.get(group=None), Router.objects.get()
@@ -287,7 +286,6 @@ def everything(full, operator):
     draft = save_draft(policy, {"strategy": "prefix_hash", "slack_s": 1.25}, by=operator)
     predict_draft(draft, hit_rate=(-0.12, 0.02))
     update_pool(full, what_if={"mode": "require"})
-    predictions_of_every_kind()
     key, _text = create_client_key(full.project, "nightly-batch", by=operator)
     server = create_server(name="cluster", url="http://10.0.0.9:9090")
     link = shorten("/?pool=chat&range=6h&by=group", by=operator, now=now)

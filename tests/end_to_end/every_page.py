@@ -18,8 +18,6 @@ ANYWHERE = (
     "/value/",
     "/value/?by=week&pool=chat",
     "/start/",
-    "/what-if/predictions/",
-    "/what-if/predictions/?pool=chat",
     "/breakdown/",
     "/breakdown/?range=1h&group=coding",
     "/prefixes/",

@@ -146,7 +146,7 @@ def test_a_verdict_is_a_minute_away_by_keyboard_alone(stack: LiveStack, chromium
     page.wait_for_url("**/what-if/")
     tab_to(page, "prefix_hash")
     page.keyboard.press("Space")
-    tab_to(page, "Cache per replica")  # after the link to predictions and their outcomes
+    tab_to(page, "Cache per replica")
     tab_to(page, "Predict")
     page.keyboard.press("Enter")
     page.wait_for_url(re.compile(r"/what-if/\d+/$"))

@@ -26,7 +26,6 @@ TASKS = (
     tasks.compute_breakdowns,
     tasks.evaluate_alerts,
     tasks.run_what_ifs,
-    tasks.record_predictions,
     tasks.analyze_rollouts,
     tasks.deliver_notifications,
     tasks.refresh_alerts,

@@ -11,7 +11,7 @@ from controlplane.models import ConfigSnapshot, Event, PolicyRevision, Replica, 
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.snapshots import freeze_snapshot, snapshot_document
 from controlplane.tasks import clean_up
-from telemetry.models import Alert, AlertHistoryEntry, AlertRule, DeliveryAttempt, Notification, Prediction, Silence
+from telemetry.models import Alert, AlertHistoryEntry, AlertRule, DeliveryAttempt, Notification, Silence
 from telemetry.services.notifications.channels import create_channel
 from telemetry.tasks import maintain_partitions
 
@@ -23,7 +23,7 @@ A_DAY = {"events": 120, "removals": 30, "reports": 100, "configurations": 6, "al
 # partition.
 END_BY_TIME = {
     "alert", "alerthistoryentry", "auditcheck", "breakdownbin", "configsnapshot", "decision", "deliveryattempt",
-    "event", "idempotencyrecord", "itemfailure", "notification", "prediction", "reading", "replaystate", "rolluprepair",
+    "event", "idempotencyrecord", "itemfailure", "notification", "reading", "replaystate", "rolluprepair",
     "routerreading", "routerreport", "sharedlink", "shortlink", "signinlock", "silence", "usersession", "whatif",
 }  # fmt: skip
 # Tables with a row for each thing that exists now.
@@ -139,19 +139,6 @@ def test_configurations_that_routers_run_and_messages_about_open_alerts_stay(old
 
     assert set(ConfigSnapshot.objects.order_by("number").values_list("number", flat=True)[:2]) == {oldest, sent}
     assert Notification.objects.filter(alert=open_alert).count() == 2
-
-
-def test_predictions_end_and_open_ones_stay(old_fleet, settings):
-    revision = PolicyRevision.objects.get(policy__pool=old_fleet)
-    ended = timezone.now()
-    for state in ("measured", "waiting"):
-        rollout = revision.rollouts.create(state="complete", finished_at=ended)
-        Prediction.objects.create(rollout=rollout, state=state)
-    Prediction.objects.update(created_at=ended - timedelta(days=settings.ALERTS_RETENTION_DAYS + 1))
-
-    maintain_partitions()
-
-    assert list(Prediction.objects.values_list("state", flat=True)) == ["waiting"]
 
 
 def test_silences_end_with_the_alerts_that_they_suppressed(settings):

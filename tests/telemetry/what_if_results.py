@@ -7,9 +7,8 @@ from typing import Any
 
 from django.utils import timezone
 
-from controlplane.models import PolicyRevision, Pool, Rollout
-from telemetry.models import PredictionState, WhatIf, WhatIfState
-from telemetry.services.lab.prediction_records import create_record
+from controlplane.models import PolicyRevision, Pool
+from telemetry.models import WhatIf, WhatIfState
 from telemetry.services.lab.what_ifs import candidate_of_draft
 
 
@@ -156,21 +155,6 @@ def predict_draft(
         setattr(what_if, name, value)
     what_if.save()
     return what_if
-
-
-def predictions_of_every_kind() -> None:
-    """A record for every rollout: one with a prediction and an outcome, one not calibrated, the others without."""
-    for number, rollout in enumerate(Rollout.objects.order_by("pk")):
-        record = create_record(rollout)
-        if number < 2:
-            figures = {"hit_rate": 0.62, "ttft_p50_s": 0.4, "ttft_p95_s": 1.2, "requests": 1200}
-            outcome = {"accounted_ratio": 1.0, "timed_requests": 4100, "requests": 4200}
-            record.predicted = {**figures, "is_calibrated": number == 0, "verdict": "better", "difference": None}
-            record.predicted["traffic_until"] = rollout.started_at.isoformat()
-            record.measured = {**figures, "hit_rate": 0.605, "ttft_p50_s": 0.44, **outcome}
-            record.measured_from, record.measured_to = rollout.started_at, timezone.now()
-            record.state, record.reason = PredictionState.MEASURED, ""
-            record.save()
 
 
 def _interval(value: float, error: float) -> dict[str, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from controlplane.celery import wake
 from controlplane.errors import ConflictError, GoneError, InvalidError
-from controlplane.models import PolicyRevision, Pool, RoutingPolicy
+from controlplane.models import PolicyRevision, Pool, Rollout, RoutingPolicy
 from controlplane.services.policies.lifecycle import save_draft
 from controlplane.services.policies.settings import are_equal_settings
 from routing.schema import (
@@ -113,6 +113,30 @@ def what_ifs_of_settings(revision: PolicyRevision) -> Iterator[tuple[WhatIf, int
             if _is_candidate_of(candidate, revision):
                 yield what_if, number
                 break
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a what-if predicted of a revision when it was published."""
+
+    what_if: WhatIf | None  # None: no what-if of its settings had ended
+    figures: Mapping[str, Any] = field(default_factory=dict)  # telemetry.lab.predictions.Figures; {}: unknown
+    note: str = ""  # why the figures are unknown, or uncertain
+
+
+def prediction_of(rollout: Rollout) -> Prediction:
+    """What the newest what-if of its revision's settings that had ended predicted. At most two queries."""
+    for what_if, number in what_ifs_of_settings(rollout.revision):
+        if what_if.ended_at is None or what_if.ended_at > rollout.started_at:
+            continue
+        if what_if.result is None:
+            return Prediction(what_if, note=f"Not predicted: the what-if failed. {what_if.reason}")
+        candidate, calibration = what_if.replays[number + 1], what_if.result["calibration"]
+        if candidate["figures"] is None:
+            return Prediction(what_if, note=f"Not predicted: it could not be replayed. {candidate['reason']}")
+        note = "" if calibration["is_calibrated"] else "The prediction was not calibrated, so it has no verdict."
+        return Prediction(what_if, candidate["figures"], note)
+    return Prediction(None, note="Not predicted: no what-if of these settings had ended when it was published.")
 
 
 def _is_candidate_of(candidate: Mapping[str, Any], revision: PolicyRevision) -> bool:

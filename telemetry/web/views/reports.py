@@ -24,6 +24,7 @@ from telemetry.lab.shared_cache import TIERS, tier_parameters, tiers_of
 from telemetry.services.lab.reports import Report, WindowComparison, events_between, report_of, report_windows
 from telemetry.services.lab.sizing import create_sweep, newest_sweep, open_sweep, sizing_of
 from telemetry.services.lab.value import STEPS, Value, ValueReport, changes_of, period_name, value_of
+from telemetry.services.lab.what_ifs import prediction_of
 from telemetry.web.lab_figures import sweep_figure
 from telemetry.web.ranges import length_s, page_state
 from telemetry.web.tags import report_change
@@ -43,6 +44,7 @@ FIGURES: tuple[tuple[str, str, str, bool | None], ...] = (
     ("load_max_over_mean", "Busiest replica / mean", "number", True),
     ("failed_ratio", "Failed requests", "percent", True),
 )
+PREDICTED = ("hit_rate", "ttft_p50_s", "ttft_p95_s")  # by a what-if of the published settings
 GROUP_FIGURES = tuple(row for row in FIGURES if row[0] not in {"load_max_over_mean", "failed_ratio"})
 UNPRICED_GROUP_FIGURES = tuple(row for row in GROUP_FIGURES if row[0] != "money_per_day")
 
@@ -230,6 +232,8 @@ def report_page(request: HttpRequest) -> HttpResponse:
         "events": events,
         "more_events": more_events,
         "now": timezone.now(),
+        "prediction": prediction_of(rollout) if rollout else None,
+        "predicted": PREDICTED,
         "rows": comparison_rows(report.figures, FIGURES, has_verdict=not report.no_verdict) if report else [],
         "groups": _group_rows(report) if report else [],
     }
@@ -276,6 +280,7 @@ def comparison_rows(
         )
         found.append(
             {
+                "name": name,
                 "label": label,
                 "unit": unit,
                 "before": getattr(row.before, name),

@@ -1,4 +1,4 @@
-"""Pages of what-ifs: a form, the list, one with its figures; and predictions of rollouts with their outcomes."""
+"""Pages of what-ifs: a form, the list, one with its figures."""
 
 from __future__ import annotations
 
@@ -7,23 +7,20 @@ from typing import Any
 
 from django import forms
 from django.contrib import messages
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
-from django.views.decorators.cache import never_cache
-from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from controlplane.errors import ControlPlaneError
-from controlplane.models import Pool, Rollout, RoutingPolicy
+from controlplane.models import Pool, RoutingPolicy
 from controlplane.services.policies.publish_checks import doubt_about, finding_in
 from controlplane.services.policies.settings import are_equal_settings, policy_catalogue
 from controlplane.web.base import current_user, errors_as_messages, manageable, render_live, viewable
 from controlplane.web.forms.base import Form
 from controlplane.web.forms.policies import PublishForm
 from telemetry.lab.sweeps import is_sweep
-from telemetry.models import Prediction, WhatIf
-from telemetry.services.lab.prediction_records import is_recorded_later, records_of, summarize
+from telemetry.models import WhatIf
 from telemetry.services.lab.what_ifs import (
     MAX_CANDIDATES,
     cancel_what_if,
@@ -33,12 +30,10 @@ from telemetry.services.lab.what_ifs import (
     make_draft,
     what_ifs_of_settings,
 )
-from telemetry.web.lab_figures import ERROR_FIGURES, error_figure
 from telemetry.web.what_if_figures import Row, charts_of, ranked_rows, rows_of
 
 WINDOWS = (("300", "Last 5 minutes"), ("1800", "Last 30 minutes"), ("7200", "Last 2 hours"), ("21600", "Last 6 hours"))
 LISTED = 30
-LISTED_PREDICTIONS = 200
 
 
 class WhatIfForm(Form):
@@ -241,53 +236,3 @@ def what_if_cancel(request: HttpRequest, what_if_id: int) -> HttpResponse:
 
 def _what_if(request: HttpRequest, what_if_id: int) -> WhatIf:
     return get_object_or_404(viewable(request, WhatIf.objects.select_related("pool", "created_by")), pk=what_if_id)
-
-
-@require_GET
-@never_cache
-def prediction_list(request: HttpRequest) -> HttpResponse:
-    """What was predicted for each rollout and what became of it; ``?pool=NAME`` selects a pool."""
-    pools, selected, records = _selected(request)
-    context = {
-        "records": records,
-        "summary": summarize(records),
-        "pools": pools,
-        "selected": selected,
-        "limit": LISTED_PREDICTIONS,
-        "figures": [(slug, figure.title) for slug, figure in ERROR_FIGURES.items() if figure.has_values(records)],
-    }
-    return render(request, "telemetry/predictions.html", context)
-
-
-def _selected(request: HttpRequest) -> tuple[list[Pool], str, list[Prediction]]:
-    """(the pools that the user may see, the name of the selected one, the newest records)."""
-    pools, selected = viewable(request, Pool.objects.all()), request.GET.get("pool", "")
-    if "\0" in selected:  # PostgreSQL rejects it
-        raise Http404
-    return list(pools), selected, records_of(pools.filter(name=selected) if selected else pools, LISTED_PREDICTIONS)
-
-
-@require_GET
-@gzip_page  # the response contains no secret
-def prediction_figure(request: HttpRequest, slug: str) -> HttpResponse:
-    """A chart of the errors over time: ``hit-rate`` or ``ttft``."""
-    if slug not in ERROR_FIGURES:
-        raise Http404("There is no such chart.")
-    _, _, records = _selected(request)
-    return JsonResponse(error_figure(records, slug))
-
-
-@require_GET
-@never_cache
-def prediction_of_rollout(request: HttpRequest, rollout_id: int) -> HttpResponse:
-    """Prediction and outcome of one rollout, as a part of its page."""
-    rollout = get_object_or_404(
-        viewable(request, Rollout.objects.select_related("revision__policy__pool")), pk=rollout_id
-    )
-    record = Prediction.objects.filter(rollout=rollout).first()
-    context: dict[str, Any] = {
-        "rollout": rollout,
-        "record": record,
-        "is_live": record.is_open if record else is_recorded_later(rollout),
-    }
-    return render(request, "telemetry/prediction_of_rollout.html", context)

@@ -19,7 +19,6 @@ from controlplane.services.policies.lifecycle import create_policy, save_draft
 from controlplane.services.routers import announce
 from telemetry.models import Alert, AlertRule, Notification
 from telemetry.services.alerts.silences import create_silence
-from telemetry.services.lab.prediction_records import create_record
 from telemetry.services.lab.what_ifs import create_what_if
 from telemetry.services.metrics_servers import create_server
 from telemetry.services.navigation import create_shared_link
@@ -63,7 +62,6 @@ def create_project_with_objects(name, number):
     set_heartbeat(url="https://watch.example/secret", every_s=60)
     server = create_server(name=f"{name}-server", url="http://127.0.0.1:1", pools=[pool])
     router = announce(name=f"router-{number}", boot="b", admin_url=f"http://10.0.{number}.9:8081")
-    prediction = create_record(rollout)
     what_if = create_what_if(pool, [{"name": "a", "replicas": 2}])
     maker = User.objects.create(username=f"{name}-maker")
     shared, _ = create_shared_link(pool, "range=1h", valid=timedelta(days=1), by=maker, now=timezone.now())
@@ -88,7 +86,6 @@ def create_project_with_objects(name, number):
         server=server,
         notification=notification,
         what_if=what_if,
-        prediction=prediction,
     )
 
 

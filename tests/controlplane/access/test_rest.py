@@ -27,7 +27,6 @@ LISTS = (
     "silences",
     "deliveries",
     "what-ifs",
-    "predictions",
 )
 
 
@@ -47,7 +46,6 @@ def objects(project):
         "deliveries": project.notification.pk,
         "projects": project.project.name,
         "what-ifs": project.what_if.pk,
-        "predictions": project.prediction.pk,
     }
 
 

@@ -13,7 +13,7 @@ import time_machine
 from controlplane.models import ClientKey, Pool, Rollout, TaskGroup
 from controlplane.services.fleet.pools import create_pool, create_project, update_pool
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
-from telemetry.models import Decision, WhatIf
+from telemetry.models import Decision, WhatIf, WhatIfState
 from telemetry.services.lab.replays import update_curve
 from telemetry.services.lab.reports import NOTHING, compared
 from telemetry.web.views.reports import FIGURES, comparison_rows
@@ -22,7 +22,7 @@ from tests.telemetry.services.lab.test_reports import traffic  # noqa: F401 - a 
 from tests.telemetry.services.lab.test_sizing import COSTS, bins, learnt
 from tests.telemetry.services.lab.test_value import scraped, served
 from tests.telemetry.stored_decisions import a_router, decided, repeated_in_a_row
-from tests.telemetry.what_if_results import finished_sweep
+from tests.telemetry.what_if_results import finished_sweep, predict_draft
 
 pytestmark = pytest.mark.django_db
 
@@ -184,12 +184,26 @@ def test_an_invalid_report_says_what_is_expected(visitor, pool, query):
     assert "Expected a" in answer.text
 
 
-def test_a_rollout_links_to_its_report(visitor, noon, pool):
-    rollout = publish_revision(save_draft(pool.policies.get(group=None), {"strategy": "random"}).pk)
+@pytest.mark.parametrize(
+    ("prediction", "words"),
+    [
+        ({}, ">Predicted</th>"),
+        ({"is_calibrated": False}, "was not calibrated"),
+        ({"state": WhatIfState.FAILED, "result": None, "reason": "No traffic."}, "the what-if failed. No traffic."),
+        ({"ended_at": None}, "Not predicted: no what-if of these settings had ended"),
+    ],
+)
+def test_a_rollout_links_to_its_report_which_shows_what_was_predicted(visitor, noon, pool, prediction, words):
+    draft = save_draft(pool.policies.select_related("pool").get(group=None), {"strategy": "random"})
+    predict_draft(draft, **{"ended_at": noon - timedelta(hours=3), **prediction})
+    rollout = publish_revision(draft.pk)
     Rollout.objects.filter(pk=rollout.pk).update(started_at=noon - timedelta(hours=2))
     Pool.objects.update(created_at=noon - timedelta(days=1))
     assert f"/report/?rollout={rollout.pk}" in visitor.get(f"/rollouts/{rollout.pk}/").text
-    assert "Rollout of revision 2" in visitor.get(f"/report/?rollout={rollout.pk}").text
+    page = visitor.get(f"/report/?rollout={rollout.pk}").text
+    assert "Rollout of revision 2" in page
+    assert words in page
+    assert ("45.0 %" in page) == (words == ">Predicted</th>" or "calibrated" in words)
     assert visitor.get("/report/?rollout=999").status_code == 404
 
 
