@@ -12,7 +12,7 @@ from routing.http.tls import TlsFiles
 from routing.settings import SettingsError, read_settings
 
 
-def test_the_defaults_bind_loopback_ports_8080_and_8081() -> None:
+def test_the_defaults_bind_loopback_ports_8080_and_8081():
     settings = read_settings(["--config", "c.json", "--name", "one"], {})
     assert (settings.host, settings.port, settings.admin_host, settings.admin_port) == (
         "127.0.0.1",
@@ -26,7 +26,7 @@ def test_the_defaults_bind_loopback_ports_8080_and_8081() -> None:
     assert settings.tls == TlsFiles()
 
 
-def test_the_environment_is_read_and_the_command_line_wins(tmp_path: Path) -> None:
+def test_the_environment_is_read_and_the_command_line_wins(tmp_path):
     (tmp_path / "token").write_text("s3cret\n")
     environ = {
         "WARMPATH_ROUTER_PORT": "9000",
@@ -51,14 +51,14 @@ def test_the_environment_is_read_and_the_command_line_wins(tmp_path: Path) -> No
     assert settings.admin_tls == TlsFiles("/tls/admin.pem", "/tls/admin.key")
 
 
-def test_workers_are_rejected_without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_rejected_without_shared_memory(monkeypatch):
     monkeypatch.delattr("os.memfd_create")
     assert read_settings(["--config", "c", "--workers", "1"], {}).workers == 1
     with pytest.raises(SettingsError, match="--workers: more than one needs Linux"):
         read_settings(["--config", "c", "--workers", "2"], {})
 
 
-def test_reuse_port_can_be_off() -> None:
+def test_reuse_port_can_be_off():
     assert not read_settings(["--config", "c"], {"WARMPATH_ROUTER_REUSE_PORT": "0"}).reuse_port
 
 
@@ -83,7 +83,7 @@ def test_reuse_port_can_be_off() -> None:
         (["--config", "c", "--admin-tls-key", "k.pem"], {}, "--admin-tls-cert"),
     ],
 )
-def test_an_error_names_the_invalid_setting(arguments: list[str], environ: dict[str, str], message: str) -> None:
+def test_an_error_names_the_invalid_setting(arguments, environ, message):
     with pytest.raises(SettingsError, match=message):
         read_settings(arguments, environ)
 
@@ -97,13 +97,13 @@ def test_an_error_names_the_invalid_setting(arguments: list[str], environ: dict[
         ["--config", "c", "--workers", "many"],
     ],
 )
-def test_an_invalid_command_line_prints_the_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_command_line_prints_the_usage(arguments, capsys):
     with pytest.raises(SystemExit):
         read_settings(arguments, {})
     assert "usage: python -m routing serve" in capsys.readouterr().err
 
 
-def test_an_unknown_command_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_lists_the_known_ones(capsys):
     assert commands.main(["fly"]) == 2
     assert commands.main(["--help"]) == 0
     text = capsys.readouterr().err

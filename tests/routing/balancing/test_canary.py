@@ -80,7 +80,7 @@ def verdict_reason(router: Placement, query: PlacementRequest) -> ArmReason:
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.5, 0.9])
-def test_the_canary_gets_its_share_of_prefixes(share: float) -> None:
+def test_the_canary_gets_its_share_of_prefixes(share):
     router = placement(with_canary(share))
     next_settings = sum(revision(router, f"prefix {number}") == CANARY for number in range(4000))
 
@@ -88,7 +88,7 @@ def test_the_canary_gets_its_share_of_prefixes(share: float) -> None:
 
 
 @given(text=texts, first=shares, second=shares)
-def test_a_prefix_stays_with_the_canary_when_the_share_grows(text: str, first: float, second: float) -> None:
+def test_a_prefix_stays_with_the_canary_when_the_share_grows(text, first, second):
     less, more = (placement(with_canary(share)) for share in sorted((first, second)))
 
     assert revision(less, text) <= revision(more, text)
@@ -96,7 +96,7 @@ def test_a_prefix_stays_with_the_canary_when_the_share_grows(text: str, first: f
 
 
 @given(text=texts, share=shares, turns=st.lists(st.text(max_size=5), min_size=1, max_size=4))
-def test_all_requests_of_one_prefix_are_placed_by_one_revision(text: str, share: float, turns: list[str]) -> None:
+def test_all_requests_of_one_prefix_are_placed_by_one_revision(text, share, turns):
     router = placement(with_canary(share))
     system = ("system", "You are a helpful clerk. " * 20 + text)
     prompts = [chat(system, ("user", turn)) for turn in turns]
@@ -107,14 +107,14 @@ def test_all_requests_of_one_prefix_are_placed_by_one_revision(text: str, share:
 
 
 @given(text=texts, share=shares, seed=st.integers(0, 1 << 64))
-def test_routers_and_workers_agree_on_the_canarys_requests(text: str, share: float, seed: int) -> None:
+def test_routers_and_workers_agree_on_the_canarys_requests(text, share, seed):
     snapshot = with_canary(share)
     decisions = [decided(placement(snapshot, router, seed + number), text) for number, router in enumerate("aabb")]
 
     assert len({decision.policy.revision for decision in decisions}) == 1
 
 
-def test_canaries_of_different_policies_get_different_prefixes() -> None:
+def test_canaries_of_different_policies_get_different_prefixes():
     first, second = placement(with_canary(0.2)), placement(with_canary(0.2, name="other"))
     both = sum(revision(first, str(n)) == revision(second, str(n)) == CANARY for n in range(2000))
 
@@ -122,7 +122,7 @@ def test_canaries_of_different_policies_get_different_prefixes() -> None:
 
 
 @given(text=texts, share=shares)
-def test_a_changed_boundary_does_not_change_the_canarys_requests(text: str, share: float) -> None:
+def test_a_changed_boundary_does_not_change_the_canarys_requests(text, share):
     prompts = [chat(("system", "Be brief."), ("user", text + turn)) for turn in "ab"]
     moved = PrefixHashSettings(boundary=Boundary.SYSTEM)
     same, second = placement(with_canary(share)), placement(with_canary(share, moved, active=moved))
@@ -130,14 +130,14 @@ def test_a_changed_boundary_does_not_change_the_canarys_requests(text: str, shar
     assert [revision(same, prompt=it) for it in prompts] == [revision(second, prompt=it) for it in prompts]
 
 
-def test_the_canarys_own_boundary_applies_to_its_requests() -> None:
+def test_the_canarys_own_boundary_applies_to_its_requests():
     router = placement(with_canary(1.0, PrefixHashSettings(boundary=Boundary.SYSTEM)))
     first, second = (chat(("system", "Be brief."), ("user", text)) for text in "ab")
 
     assert decided(router, prompt=first).prefix == decided(router, prompt=second).prefix
 
 
-def test_a_pools_boundary_determines_the_canarys_requests() -> None:
+def test_a_pools_boundary_determines_the_canarys_requests():
     router = placement(with_canary(0.5, tier1=Tier1(boundary=Boundary.SYSTEM)))
     system = ("system", "Be brief.")
 
@@ -147,7 +147,7 @@ def test_a_pools_boundary_determines_the_canarys_requests() -> None:
     )  # without a system prompt, by the default boundary
 
 
-def test_a_request_without_a_prompt_uses_the_active_revision() -> None:
+def test_a_request_without_a_prompt_uses_the_active_revision():
     router = placement(with_canary(1.0))
     nothing = PlacementRequest(None, None, None, NO_PROMPT)
 
@@ -155,14 +155,14 @@ def test_a_request_without_a_prompt_uses_the_active_revision() -> None:
     assert verdict_reason(router, nothing) is ArmReason.NO_PROMPT
 
 
-def test_a_canary_may_be_limited_to_routers() -> None:
+def test_a_canary_may_be_limited_to_routers():
     snapshot = with_canary(1.0, routers=("router-1", "router-3"))
 
     assert [revision(placement(snapshot, f"router-{number}")) for number in (1, 2, 3)] == [CANARY, ACTIVE, CANARY]
     assert verdict_reason(placement(snapshot, "router-2"), request()) is ArmReason.OTHER_ROUTERS
 
 
-def test_a_canary_may_be_limited_to_groups() -> None:
+def test_a_canary_may_be_limited_to_groups():
     groups = (TaskGroupConfig(name="coding"), TaskGroupConfig(name="batch"))
     all_of_them, first = (placement(with_canary(1.0, groups=groups, only=only)) for only in (None, ("coding",)))
     names = ("coding", "batch", None)
@@ -176,7 +176,7 @@ def test_a_canary_may_be_limited_to_groups() -> None:
     ]
 
 
-def test_a_task_groups_own_policy_may_have_a_canary() -> None:
+def test_a_task_groups_own_policy_may_have_a_canary():
     own = PolicyConfig(
         name="batch", revision=7, settings=RoundRobinSettings(), canary=Canary(revision=8, settings=LeastLoadSettings())
     )
@@ -189,7 +189,7 @@ def test_a_task_groups_own_policy_may_have_a_canary() -> None:
 
 
 @given(text=texts, share=shares)
-def test_the_verdict_agrees_with_the_placement(text: str, share: float) -> None:
+def test_the_verdict_agrees_with_the_placement(text, share):
     router = placement(with_canary(share))
     query = request(text)
     decision = router.decide(query, HealthRegistry())
@@ -208,7 +208,7 @@ def test_the_verdict_agrees_with_the_placement(text: str, share: float) -> None:
 # --- shared and retained state -----------------------------------------------------------------------
 
 
-def test_both_revisions_share_loads_and_residency() -> None:
+def test_both_revisions_share_loads_and_residency():
     tracker, residency = LoadTracker(), Residency()
     router = Placement(with_canary(0.5, LowestCostSettings()), tracker, residency=residency)
     by_revision = {}
@@ -223,7 +223,7 @@ def test_both_revisions_share_loads_and_residency() -> None:
         assert residency.match(decision.keys.chain).blocks == len(decision.keys.chain) > 0
 
 
-def test_a_promoted_revision_keeps_what_it_learnt() -> None:
+def test_a_promoted_revision_keeps_what_it_learnt():
     settings = AffinityGroupsSettings(half_life=100)
     before = placement(with_canary(0.5, settings, active=RoundRobinSettings()))
     hot, rare, *_ = [text for text in map(str, range(100)) if revision(before, text) == CANARY]
@@ -246,7 +246,7 @@ def plan_of(router: Placement, text: str) -> dict[int, list[str]]:
     return {int(prefix): [str(name) for name in owned] for prefix, owned in decision.route.strategy.plan().items()}
 
 
-def test_changes_of_a_canary_keep_the_turns_of_the_active_revision() -> None:
+def test_changes_of_a_canary_keep_the_turns_of_the_active_revision():
     def turns(snapshots: list[RouterConfig]) -> list[str]:
         targets, before = [], None
         for snapshot in snapshots:

@@ -33,7 +33,7 @@ def predicted(residency: Residency, prompt: list[int], replica: str = A) -> int:
     return residency.match(prompt).tokens(residency.replica(replica).bit, 1_000_000)
 
 
-def test_the_tokens_up_to_the_end_of_each_turn_are_predicted_exactly() -> None:
+def test_the_tokens_up_to_the_end_of_each_turn_are_predicted_exactly():
     residency = residency_of()
     sent(residency, chain(1)).confirm(160, 0)  # twice the tokens of the estimate
     sent(residency, chain(1, 2), 1.0).confirm(160 + 40, 160)  # half of the estimate
@@ -43,7 +43,7 @@ def test_the_tokens_up_to_the_end_of_each_turn_are_predicted_exactly() -> None:
     assert residency.match(chain(1, 2, 3)).surplus_tokens == 40  # 16 blocks have 200 tokens instead of 160
 
 
-def test_a_part_of_a_turn_has_its_part_of_the_tokens() -> None:
+def test_a_part_of_a_turn_has_its_part_of_the_tokens():
     residency = residency_of()
     sent(residency, chain(1)).confirm(160, 0)
     shared = chain(1)[:3]
@@ -56,7 +56,7 @@ def test_a_part_of_a_turn_has_its_part_of_the_tokens() -> None:
     assert entry.tokens == sum(run.tokens for run in entry.runs)
 
 
-def test_of_a_burst_the_first_response_tells_the_tokens_of_what_all_share() -> None:
+def test_of_a_burst_the_first_response_tells_the_tokens_of_what_all_share():
     residency = residency_of()
     first, second = sent(residency, chain(1, 2)), sent(residency, chain(1, 3))
     first.confirm(240, 0)  # 120 in each part
@@ -67,7 +67,7 @@ def test_of_a_burst_the_first_response_tells_the_tokens_of_what_all_share() -> N
     assert predicted(residency, chain(1, 3)) == 200
 
 
-def test_another_replica_knows_the_tokens_and_keeps_them() -> None:
+def test_another_replica_knows_the_tokens_and_keeps_them():
     residency = residency_of()
     sent(residency, chain(1)).confirm(160, 0)
     sent(residency, chain(1, 2), 1.0).confirm(200, 160)
@@ -77,7 +77,7 @@ def test_another_replica_knows_the_tokens_and_keeps_them() -> None:
     assert predicted(residency, chain(1, 2), B) == 200
 
 
-def test_reported_tokens_take_capacity_at_every_replica_that_has_the_text() -> None:
+def test_reported_tokens_take_capacity_at_every_replica_that_has_the_text():
     residency = residency_of(capacity=400)
     early = sent(residency, chain(1), 0.0)
     sent(residency, chain(1), 1.0, B)
@@ -91,7 +91,7 @@ def test_reported_tokens_take_capacity_at_every_replica_that_has_the_text() -> N
     assert residency.replica(B).tokens <= 400
 
 
-def test_fewer_tokens_than_estimated_leave_capacity_for_more_prompts() -> None:
+def test_fewer_tokens_than_estimated_leave_capacity_for_more_prompts():
     residency = residency_of(capacity=400)
     for number in range(10):  # by the estimate, five fit
         sent(residency, chain(number), float(number)).confirm(32, 0)
@@ -99,7 +99,7 @@ def test_fewer_tokens_than_estimated_leave_capacity_for_more_prompts() -> None:
     assert all(predicted(residency, chain(number)) == 32 for number in range(10))
 
 
-def test_a_prediction_ends_on_a_block_of_the_engine() -> None:
+def test_a_prediction_ends_on_a_block_of_the_engine():
     residency = residency_of(engine_block_tokens=16)
     sent(residency, chain(1)).confirm(100, 0)
 
@@ -108,14 +108,14 @@ def test_a_prediction_ends_on_a_block_of_the_engine() -> None:
 
 
 @pytest.mark.parametrize(("reported", "known"), [(1, 10), (80_000, 640)])
-def test_an_implausible_report_is_limited(reported: int, known: int) -> None:
+def test_an_implausible_report_is_limited(reported, known):
     residency = residency_of()
     sent(residency, chain(1)).confirm(reported, 0)
 
     assert predicted(residency, chain(1)) == known
 
 
-def test_a_prompt_shorter_than_what_is_known_of_it_changes_nothing() -> None:
+def test_a_prompt_shorter_than_what_is_known_of_it_changes_nothing():
     residency = residency_of()
     sent(residency, chain(1)).confirm(160, 0)
     sent(residency, chain(1), 1.0).confirm(100, 100)
@@ -123,7 +123,7 @@ def test_a_prompt_shorter_than_what_is_known_of_it_changes_nothing() -> None:
     assert predicted(residency, chain(1)) == 160
 
 
-def test_a_snapshot_has_the_tokens() -> None:
+def test_a_snapshot_has_the_tokens():
     residency, restored = residency_of(), residency_of()
     sent(residency, chain(1)).confirm(160, 0)
     sent(residency, chain(1, 2), 1.0).confirm(200, 160)

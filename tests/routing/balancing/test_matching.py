@@ -52,7 +52,7 @@ EVERY_RULE = {
 }
 
 
-def test_rules_apply_from_the_header_to_the_model() -> None:
+def test_rules_apply_from_the_header_to_the_model():
     query = request(group="by-header", session="agent-7", prompt=HANDBOOK, key="team-red")
     rules = dict(EVERY_RULE)
     while rules:
@@ -63,7 +63,7 @@ def test_rules_apply_from_the_header_to_the_model() -> None:
     assert matched([], query) == ("", MatchedBy.UNMATCHED)
 
 
-def test_a_task_group_is_found_by_name_in_its_pool() -> None:
+def test_a_task_group_is_found_by_name_in_its_pool():
     support = TaskGroupConfig(name="support")
     one = pool(models=("llama",), groups=[support])
     configuration = config(one, pool(models=("mistral",), name="other", members=replicas(0)))
@@ -78,18 +78,18 @@ def test_a_task_group_is_found_by_name_in_its_pool() -> None:
     assert match_("llama", "") is match_("llama", None) is None
 
 
-def test_a_header_that_names_no_group_is_ignored() -> None:
+def test_a_header_that_names_no_group_is_ignored():
     assert matched([EVERY_RULE[MatchedBy.MODEL]], request(group="no-such")) == ("by-model", MatchedBy.MODEL)
 
 
 @pytest.mark.parametrize(("key", "name"), [("red", "exact"), ("red-2", "any-red"), ("redder", "any-red"), ("blue", "")])
-def test_an_api_key_is_claimed_by_name_or_by_prefix(key: str, name: str) -> None:
+def test_an_api_key_is_claimed_by_name_or_by_prefix(key, name):
     groups = [group("exact", api_keys=("red",)), group("any-red", api_key_prefixes=("red",))]
 
     assert matched(groups, request(key=key))[0] == name
 
 
-def test_no_other_rule_applies_to_a_key_limited_to_some_groups() -> None:
+def test_no_other_rule_applies_to_a_key_limited_to_some_groups():
     groups = [TaskGroupConfig(name="coding"), TaskGroupConfig(name="chat"), *EVERY_RULE.values()]
     allowed_groups = ("gone", "chat", "coding")
     query = request(session="agent-7", key="team-red", key_groups=allowed_groups)
@@ -104,7 +104,7 @@ def test_no_other_rule_applies_to_a_key_limited_to_some_groups() -> None:
 
 
 @pytest.mark.parametrize("name", ["fast", "llama", "sql"])
-def test_a_model_is_claimed_by_the_requested_name(name: str) -> None:
+def test_a_model_is_claimed_by_the_requested_name(name):
     groups = [group("named", models=(name,))]
     names = {"aliases": (Alias("fast", "llama"),), "adapters": (Adapter("sql", "llama"),)}
     requested = {it: matched(groups, request(model=it), **names)[0] for it in ("fast", "llama", "sql")}
@@ -114,7 +114,7 @@ def test_a_model_is_claimed_by_the_requested_name(name: str) -> None:
     assert requested["sql"] == ("named" if name == "sql" else "")  # an adapter is not
 
 
-def test_a_groups_hash_is_computed_at_its_own_boundary() -> None:
+def test_a_groups_hash_is_computed_at_its_own_boundary():
     rule = Tier1(boundary=Boundary.MARKER, boundary_marker="<q>")
     prompt = chat(("user", "The handbook. <q> What is it?"))
     claim = f"{HASHER.tier1(prompt, 'llama', rule):016x}"
@@ -128,7 +128,7 @@ def test_a_groups_hash_is_computed_at_its_own_boundary() -> None:
 
 
 @pytest.mark.parametrize("where", ["group", "pool", "policy"])
-def test_the_tier1_boundary_is_the_groups_else_the_pools_else_the_policys(where: str) -> None:
+def test_the_tier1_boundary_is_the_groups_else_the_pools_else_the_policys(where):
     query, other = Tier1(boundary=Boundary.MESSAGES, boundary_messages=2), Tier1(boundary=Boundary.SYSTEM)
     policy = PolicyConfig(
         name="own",
@@ -148,7 +148,7 @@ def test_the_tier1_boundary_is_the_groups_else_the_pools_else_the_policys(where:
     assert matched([claim], request(prompt=HANDBOOK), tier1=of_pool)[0] == "claimed"
 
 
-def test_the_claiming_hash_is_computed_for_every_group() -> None:
+def test_the_claiming_hash_is_computed_for_every_group():
     system = Tier1(boundary=Boundary.SYSTEM)
     configuration = config(
         pool(models=("llama",), groups=[group("a"), TaskGroupConfig(name="b", tier1=system), group("c")])
@@ -176,7 +176,7 @@ def test_the_claiming_hash_is_computed_for_every_group() -> None:
         ("models", "llama"),
     ],
 )
-def test_two_groups_with_the_same_claim_are_rejected_with_both_names(field: str, value: str) -> None:
+def test_two_groups_with_the_same_claim_are_rejected_with_both_names(field, value):
     keys = Access(keys=(ApiKey(name="red", digest=hashlib.sha256(b"red").hexdigest()),))
     one, two = (group(name, **{field: (value,)}) for name in ("one", "two"))
 
@@ -191,12 +191,12 @@ def test_two_groups_with_the_same_claim_are_rejected_with_both_names(field: str,
 
 
 @pytest.mark.parametrize(("field", "value"), [("api_keys", "nobody"), ("models", "mistral")])
-def test_a_claim_of_an_unknown_key_or_model_is_rejected(field: str, value: str) -> None:
+def test_a_claim_of_an_unknown_key_or_model_is_rejected(field, value):
     with pytest.raises(ConfigError, match=value):
         check_config(config(pool(models=("llama",), groups=[group("one", **{field: (value,)})])))
 
 
-def test_a_marker_boundary_needs_a_text() -> None:
+def test_a_marker_boundary_needs_a_text():
     with pytest.raises(ValueError, match="boundary_marker"):
         Tier1(boundary=Boundary.MARKER)
 
@@ -204,7 +204,7 @@ def test_a_marker_boundary_needs_a_text() -> None:
 @given(
     st.sets(st.text("ab", min_size=1, max_size=4), max_size=6), st.text("abA", max_size=6), st.none() | st.just("red")
 )
-def test_the_longest_session_prefix_wins_whatever_the_order(prefixes: set[str], session: str, key: str | None) -> None:
+def test_the_longest_session_prefix_wins_whatever_the_order(prefixes, session, key):
     groups = [group(f"g{number}", session_prefixes=(prefix,)) for number, prefix in enumerate(sorted(prefixes))]
     query = request(session=session, key=key)
     longest = max((prefix for prefix in prefixes if session.startswith(prefix)), key=len, default=None)
@@ -232,18 +232,18 @@ OTHER = pool(models=("mistral",), name="other", members=EMPTY)
         (None, ("llama", "llama", "")),
     ],
 )
-def test_a_name_stands_for_a_model_and_perhaps_an_adapter(name: str | None, served: tuple[str, str, str]) -> None:
+def test_a_name_stands_for_a_model_and_perhaps_an_adapter(name, served):
     assert Models(config(LLAMA)).resolve(name) == ServedModel(LLAMA, *served)
 
 
-def test_an_unknown_model_is_rejected_by_name() -> None:
+def test_an_unknown_model_is_rejected_by_name():
     with pytest.raises(UnknownModelError, match="`gpt`") as refused:
         Models(config(LLAMA)).resolve("gpt")
 
     assert refused.value.model == "gpt"
 
 
-def test_a_pool_for_any_model_serves_unknown_models() -> None:
+def test_a_pool_for_any_model_serves_unknown_models():
     models = Models(config(pool(models=("llama",)), pool(name="rest", members=EMPTY)))
 
     assert models.resolve("llama").pool.name == "chat"
@@ -251,14 +251,14 @@ def test_a_pool_for_any_model_serves_unknown_models() -> None:
     assert models.resolve(None).pool.name == models.resolve("").pool.name == "rest"
 
 
-def test_the_cache_of_unknown_names_is_bounded() -> None:
+def test_the_cache_of_unknown_names_is_bounded():
     models = Models(config(pool()))
     for number in range(3 * MAX_UNKNOWN):
         assert models.resolve(f"m{number}").model == models.resolve(f"m{number}").name == f"m{number}"
         assert len(models._unknown) <= MAX_UNKNOWN
 
 
-def test_a_missing_model_is_rejected_if_several_pools_are_possible() -> None:
+def test_a_missing_model_is_rejected_if_several_pools_are_possible():
     with pytest.raises(UnknownModelError, match="No model was named"):
         Models(config(LLAMA, OTHER)).resolve(None)
     with pytest.raises(UnknownModelError):
@@ -277,7 +277,7 @@ def test_a_missing_model_is_rejected_if_several_pools_are_possible() -> None:
         ({"replicas": replicas(2, adapters=("no-such",))}, "$.pools[0].replicas[0].adapters[0]"),
     ],
 )
-def test_contradicting_model_names_are_rejected_with_their_path(fields: dict[str, Any], path: str) -> None:
+def test_contradicting_model_names_are_rejected_with_their_path(fields, path):
     with pytest.raises(ConfigError) as refused:
         check_config(config(replace(pool(models=("llama",)), **fields), OTHER))
 

@@ -51,7 +51,7 @@ def is_preferred(router: Placement, text: str, health: HealthRegistry, group: st
     return bool(router.preferred_replicas("chat", (group, prefix), replica, "", health))
 
 
-def test_preferred_replicas_are_those_that_will_get_the_prefix() -> None:
+def test_preferred_replicas_are_those_that_will_get_the_prefix():
     router, before, after = placement(PrefixHashSettings()), joining(), HealthRegistry()
     expected = {text for text in PROMPTS if decided(router, text, after).replica.name == JOINING}
 
@@ -60,7 +60,7 @@ def test_preferred_replicas_are_those_that_will_get_the_prefix() -> None:
     assert not any(decided(router, text, before).replica.name == JOINING for text in PROMPTS)
 
 
-def test_a_tiered_prefix_has_several_preferred_replicas() -> None:
+def test_a_tiered_prefix_has_several_preferred_replicas():
     router, before, after = placement(TieredSettings(replicas=2)), joining(), HealthRegistry()
     preferred = {text for text in PROMPTS if is_preferred(router, text, before)}
     used = {
@@ -76,7 +76,7 @@ def test_a_tiered_prefix_has_several_preferred_replicas() -> None:
     )
 
 
-def test_residency_strategies_use_the_ring_order_for_warm_ups() -> None:
+def test_residency_strategies_use_the_ring_order_for_warm_ups():
     before = joining()
     by_hash, by_cost = placement(PrefixHashSettings()), placement(LowestCostSettings())
 
@@ -85,11 +85,11 @@ def test_residency_strategies_use_the_ring_order_for_warm_ups() -> None:
     ]
 
 
-def test_without_affinity_every_replica_is_preferred() -> None:
+def test_without_affinity_every_replica_is_preferred():
     assert all(is_preferred(placement(LeastLoadSettings()), text, joining()) for text in PROMPTS)
 
 
-def test_a_hot_prefix_is_preferred_by_all_its_replicas() -> None:
+def test_a_hot_prefix_is_preferred_by_all_its_replicas():
     router, before = placement(AffinityGroupsSettings(half_life=100), members=replicas(8)), HealthRegistry()
     prefix = decided(router, "hot", before).prefix
     assert prefix is not None
@@ -111,7 +111,7 @@ def test_a_hot_prefix_is_preferred_by_all_its_replicas() -> None:
     assert preferred_replicas() >= 7
 
 
-def test_replicas_that_are_down_or_draining_are_not_preferred() -> None:
+def test_replicas_that_are_down_or_draining_are_not_preferred():
     router, before = placement(PrefixHashSettings()), joining()
     others = [name for name in names(4) if name != JOINING]
     for name in others[:2]:
@@ -127,7 +127,7 @@ def test_replicas_that_are_down_or_draining_are_not_preferred() -> None:
     assert sum(is_preferred(placement(PrefixHashSettings(), members=draining), text, joining()) for text in PROMPTS) > 0
 
 
-def test_a_group_prefers_only_its_own_replicas() -> None:
+def test_a_group_prefers_only_its_own_replicas():
     groups = (TaskGroupConfig(name="apart", replicas=tuple(names(3))),)
     router = placement(PrefixHashSettings(), groups=groups)
 
@@ -140,9 +140,7 @@ def test_a_group_prefers_only_its_own_replicas() -> None:
 
 
 @pytest.mark.parametrize(("held", "is_warmed"), [(("sql",), True), ((), False)])
-def test_an_adapters_prefix_is_preferred_only_by_replicas_with_the_adapter(
-    held: tuple[str, ...], is_warmed: bool
-) -> None:
+def test_an_adapters_prefix_is_preferred_only_by_replicas_with_the_adapter(held, is_warmed):
     members = (replace(replicas(1)[0], adapters=("sql",)), replace(replicas(4)[3], adapters=held))
     serving = PoolConfig(
         name="chat",
@@ -163,7 +161,7 @@ def test_an_adapters_prefix_is_preferred_only_by_replicas_with_the_adapter(
     assert not router.could_serve(NoReplicaError("chat"), JOINING, health)
 
 
-def test_each_rank_is_a_preferred_target_of_its_own() -> None:
+def test_each_rank_is_a_preferred_target_of_its_own():
     wide = ReplicaConfig(name="wide", url="http://wide", data_parallel_size=4)
     router, health = Placement(config(pool(PrefixHashSettings(), (wide,))), LoadTracker()), HealthRegistry()
     ranks = {}

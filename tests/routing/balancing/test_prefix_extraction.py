@@ -44,9 +44,7 @@ messages = st.lists(
 
 
 @given(messages, st.booleans(), st.integers(1, 400))
-def test_an_extracted_chat_has_the_prefix_of_the_original(
-    listed: list[dict[str, str]], has_tools: bool, end: int
-) -> None:
+def test_an_extracted_chat_has_the_prefix_of_the_original(listed, has_tools, end):
     body = {"model": "m", "messages": listed} | ({"tools": TOOLS} if has_tools else {})
     prompt = canonical(CHAT, body)
     end = min(end, len(prompt.data))
@@ -64,7 +62,7 @@ def test_an_extracted_chat_has_the_prefix_of_the_original(
 
 
 @given(st.text(min_size=1, max_size=100), st.integers(3, 200))
-def test_an_extracted_text_has_the_prefix_of_the_original(text: str, end: int) -> None:
+def test_an_extracted_text_has_the_prefix_of_the_original(text, end):
     body = {"model": "m", "prompt": text}
     prompt = canonical(COMPLETIONS, body)
     end = min(end, len(prompt.data))
@@ -75,13 +73,13 @@ def test_an_extracted_text_has_the_prefix_of_the_original(text: str, end: int) -
 
 
 @given(st.lists(st.integers(0, 2**31), min_size=1, max_size=40), st.integers(0, 40))
-def test_token_ids_are_cut_at_a_token(ids: list[int], count: int) -> None:
+def test_token_ids_are_cut_at_a_token(ids, count):
     kept = cut(COMPLETIONS, {"prompt": ids}, 3 + 4 * count)
 
     assert (kept and kept["prompt"]) == (ids[:count] or None)
 
 
-def test_only_rendered_members_are_retained() -> None:
+def test_only_rendered_members_are_retained():
     private = {
         "user": "ann",
         "metadata": {"session_id": "s"},
@@ -106,7 +104,7 @@ def test_only_rendered_members_are_retained() -> None:
 
 
 @pytest.mark.parametrize("name", RENDERING_FIELDS)
-def test_rendering_parameters_are_retained(name: str) -> None:
+def test_rendering_parameters_are_retained(name):
     said = {"add_special_tokens": False, "chat_template": "{{ messages }}", "reasoning_effort": "low"}
     value = said.get(name, {"effort": "low"})
     kept = cut(CHAT, {"messages": [SYSTEM, QUESTION], name: value})
@@ -115,7 +113,7 @@ def test_rendering_parameters_are_retained(name: str) -> None:
     assert kept[name] == value
 
 
-def test_a_prompt_without_system_prompt_is_cut_within_its_text() -> None:
+def test_a_prompt_without_system_prompt_is_cut_within_its_text():
     kept = cut(CHAT, {"messages": [{"role": "user", "content": "é" * 2000, "name": "ann"}]})
 
     assert kept is not None
@@ -125,7 +123,7 @@ def test_a_prompt_without_system_prompt_is_cut_within_its_text() -> None:
     assert 1010 < len(message["content"].encode()) <= 1024
 
 
-def test_instructions_are_a_prefix() -> None:
+def test_instructions_are_a_prefix():
     body = {"instructions": SYSTEM["content"], "input": "What did Ann Canary buy?", "tools": TOOLS, "store": True}
     kept = cut(RESPONSES, body)
 
@@ -153,11 +151,11 @@ def test_instructions_are_a_prefix() -> None:
         ("/v1/embeddings", {"input": "text " * 300}, 1024),
     ],
 )
-def test_no_prefix_is_extracted_if_it_is_not_possible(path: str, body: dict[str, Any], end: int) -> None:
+def test_no_prefix_is_extracted_if_it_is_not_possible(path, body, end):
     assert cut(path, body, end) is None
 
 
-def test_documents_are_kept_whole_or_left_out() -> None:
+def test_documents_are_kept_whole_or_left_out():
     documents = [{"title": "Receipts", "text": "Ann Canary: bread, milk."}]
     body = {"messages": [SYSTEM, QUESTION], "documents": documents}
     prompt = canonical(CHAT, body)
@@ -172,7 +170,7 @@ def test_documents_are_kept_whole_or_left_out() -> None:
     assert reaches(CHAT, body, of_question, prompt, len(prompt.data) - 4)
 
 
-def test_a_system_prompt_is_cut_without_its_attribution_line() -> None:
+def test_a_system_prompt_is_cut_without_its_attribution_line():
     text = "You are a clerk. " * 200
     kept = cut(CHAT, {"messages": [{"role": "system", "content": f"x-anthropic-billing-header: a\n{text}"}]}, 1024)
 
@@ -180,7 +178,7 @@ def test_a_system_prompt_is_cut_without_its_attribution_line() -> None:
     assert kept["messages"][0] == {"role": "system", "content": text[: 1024 - len("system") - 2]}
 
 
-def test_messages_in_parts_are_kept_whole_before_the_cut() -> None:
+def test_messages_in_parts_are_kept_whole_before_the_cut():
     parts = {"role": "system", "content": [{"type": "text", "text": "You are a clerk. " * 30}]}
     kept = cut(CHAT, {"messages": [parts, QUESTION]})
 
@@ -188,7 +186,7 @@ def test_messages_in_parts_are_kept_whole_before_the_cut() -> None:
     assert kept["messages"][0] == parts
 
 
-def test_a_message_boundary_keeps_its_messages() -> None:
+def test_a_message_boundary_keeps_its_messages():
     body = {"messages": [SYSTEM, QUESTION, {"role": "assistant", "content": "Bread."}, QUESTION]}
     prompt = canonical(CHAT, body)
     kept = cut(CHAT, body, boundary_end(prompt, Tier1(boundary=Boundary.MESSAGES, boundary_messages=3)))
@@ -219,7 +217,7 @@ AGENT = {
         {"thinking": {"type": "disabled"}},
     ],
 )
-def test_an_agents_tools_and_system_prompt_are_its_prefix(fields: dict[str, Any]) -> None:
+def test_an_agents_tools_and_system_prompt_are_its_prefix(fields):
     body = AGENT | fields
     kept = cut(MESSAGES, body)
     prompt = canonical(MESSAGES, body)
@@ -239,6 +237,6 @@ def test_an_agents_tools_and_system_prompt_are_its_prefix(fields: dict[str, Any]
         [QUESTION, {"role": "system", "content": [{"type": "tool_removal", "tool": {"name": "look"}}]}],
     ],
 )
-def test_a_prefix_that_depends_on_messages_is_not_extracted(messages: list[Any]) -> None:
+def test_a_prefix_that_depends_on_messages_is_not_extracted(messages):
     assert cut(MESSAGES, AGENT | {"messages": messages}) is None
     assert cut(MESSAGES, AGENT, 100) is None

@@ -15,7 +15,7 @@ MANY = 2 * MAX_COMPARED + 8
 
 
 @pytest.mark.parametrize("count", [4, 16, MANY])
-def test_a_prefix_of_all_prompts_spreads_to_every_replica_of_an_idle_fleet(count: int) -> None:
+def test_a_prefix_of_all_prompts_spreads_to_every_replica_of_an_idle_fleet(count):
     fleet, requests_by_replica, prefilled = Fleet(count), Counter(), 0
     for _ in range(200 * count):
         choice = fleet.choose(2000)
@@ -30,9 +30,7 @@ def test_a_prefix_of_all_prompts_spreads_to_every_replica_of_an_idle_fleet(count
 
 @pytest.mark.parametrize("count", [4, MANY])
 @pytest.mark.parametrize(("offset", "moves"), [(-0.1, True), (0.1, False)])
-def test_a_replica_with_excess_yields_only_if_that_costs_less_than_the_excess_is_worth(
-    count: int, offset: float, moves: bool
-) -> None:
+def test_a_replica_with_excess_yields_only_if_that_costs_less_than_the_excess_is_worth(count, offset, moves):
     holder, requests = names(1)[0], 30
     too_many = requests * (1 - FAIR_RATIO / count) - MIN_EXCESS
     fleet = Fleet(count, block_tokens=int(EXCESS_TOKENS * (too_many + offset)) // 10)
@@ -45,7 +43,7 @@ def test_a_replica_with_excess_yields_only_if_that_costs_less_than_the_excess_is
     assert choice.reason is (Reason.SPREAD if moves else Reason.HIT)
 
 
-def test_one_conversation_is_not_rebalanced() -> None:
+def test_one_conversation_is_not_rebalanced():
     fleet = Fleet(4)
     fleet.hold(fleet.names[0], 10)
     for _ in range(int(MIN_EXCESS)):
@@ -53,7 +51,7 @@ def test_one_conversation_is_not_rebalanced() -> None:
         fleet.finish_requests(fleet.names[0], 1)
 
 
-def test_no_request_waits_longer_for_rebalancing() -> None:
+def test_no_request_waits_longer_for_rebalancing():
     fleet = Fleet(4)
     holder, *others = fleet.names
     fleet.hold(holder, 10)
@@ -66,7 +64,7 @@ def test_no_request_waits_longer_for_rebalancing() -> None:
     assert fleet.choose(100).target != holder
 
 
-def test_nothing_is_rebalanced_if_all_have_their_share() -> None:
+def test_nothing_is_rebalanced_if_all_have_their_share():
     fleet = Fleet(4)
     for name in fleet.names:
         fleet.finish_requests(name, 100)
@@ -76,7 +74,7 @@ def test_nothing_is_rebalanced_if_all_have_their_share() -> None:
     assert (fleet.choose(100).target, fleet.choose(100).reason) == (fleet.names[2], Reason.HIT)
 
 
-def test_a_replica_of_twice_the_weight_has_twice_the_fair_share() -> None:
+def test_a_replica_of_twice_the_weight_has_twice_the_fair_share():
     fleet = Fleet(4, {"replica-0": 2.0})
     fleet.hold(fleet.names[0], 10)
     for name, requests in zip(fleet.names, (200, 100, 100, 100), strict=True):
@@ -85,7 +83,7 @@ def test_a_replica_of_twice_the_weight_has_twice_the_fair_share() -> None:
     assert fleet.choose(100).target == fleet.names[0]
 
 
-def test_two_routers_rebalance_to_the_same_replica() -> None:
+def test_two_routers_rebalance_to_the_same_replica():
     chosen = set()
     for _ in range(2):
         fleet = Fleet(8)
@@ -97,7 +95,7 @@ def test_two_routers_rebalance_to_the_same_replica() -> None:
     assert chosen != {fleet.names[0]}
 
 
-def test_a_recent_request_counts_half_after_its_half_life() -> None:
+def test_a_recent_request_counts_half_after_its_half_life():
     now_s = 0.0
     tracker, (a, b) = LoadTracker(lambda: now_s), names(2)
     for name in (a, a, b):
@@ -108,7 +106,7 @@ def test_a_recent_request_counts_half_after_its_half_life() -> None:
     assert tracker.load(b).recent / tracker.request_weight == 1.0
 
 
-def test_recent_counts_do_not_overflow() -> None:
+def test_recent_counts_do_not_overflow():
     now_s = 0.0
     tracker, (a, b) = LoadTracker(lambda: now_s), names(2)
     greatest = 0.0
@@ -123,7 +121,7 @@ def test_recent_counts_do_not_overflow() -> None:
     assert greatest < 10 * MAX_WEIGHT
 
 
-def test_older_requests_count_nothing_after_a_very_long_pause() -> None:
+def test_older_requests_count_nothing_after_a_very_long_pause():
     now_s = 0.0
     tracker, (a, b) = LoadTracker(lambda: now_s), names(2)
     tracker.dispatch(a, 0).end()

@@ -14,7 +14,7 @@ from tests.routing.balancing.test_residency import A, B, cached_blocks, chain, r
 LONG = list(range(12))  # three runs
 
 
-def test_stored_blocks_are_found_at_their_replica_only() -> None:
+def test_stored_blocks_are_found_at_their_replica_only():
     residency = residency_of()
     residency.add_stored(A, chain(LONG[:6]), 1.0)
 
@@ -25,7 +25,7 @@ def test_stored_blocks_are_found_at_their_replica_only() -> None:
     assert residency.replica("unknown") is None
 
 
-def test_stored_blocks_are_the_most_recently_used() -> None:
+def test_stored_blocks_are_the_most_recently_used():
     residency = residency_of(capacity=8)
     residency.insert(A, chain([1] * 4), 1.0)
     residency.insert(A, chain([2] * 4), 2.0)
@@ -35,7 +35,7 @@ def test_stored_blocks_are_the_most_recently_used() -> None:
     assert [cached_blocks(residency, [letter] * 4, A) for letter in (1, 2, 3)] == [[4], [0], [4]]
 
 
-def test_a_cleared_replica_has_nothing_and_others_keep_theirs() -> None:
+def test_a_cleared_replica_has_nothing_and_others_keep_theirs():
     residency = residency_of()
     for replica in (A, B):
         residency.insert(replica, chain(LONG), 1.0)
@@ -44,7 +44,7 @@ def test_a_cleared_replica_has_nothing_and_others_keep_theirs() -> None:
     assert cached_blocks(residency, LONG, A, B) == [0, 12]
 
 
-def test_what_was_last_used_before_a_time_is_evicted() -> None:
+def test_what_was_last_used_before_a_time_is_evicted():
     residency = residency_of()
     for at in (1, 2, 3):
         residency.insert(A, chain([at] * 4), float(at))
@@ -54,7 +54,7 @@ def test_what_was_last_used_before_a_time_is_evicted() -> None:
 
 
 @pytest.mark.parametrize("blocks", [11, 8, 7, 1, 0])
-def test_a_truncated_prompt_keeps_the_blocks_before(blocks: int) -> None:
+def test_a_truncated_prompt_keeps_the_blocks_before(blocks):
     residency = residency_of()
     for replica in (A, B):
         residency.insert(replica, chain(LONG), 1.0)
@@ -63,7 +63,7 @@ def test_a_truncated_prompt_keeps_the_blocks_before(blocks: int) -> None:
     assert cached_blocks(residency, LONG, A, B) == [blocks, 12]
 
 
-def test_truncating_at_the_end_or_an_unknown_block_changes_nothing() -> None:
+def test_truncating_at_the_end_or_an_unknown_block_changes_nothing():
     residency = residency_of()
     residency.insert(A, chain(LONG), 1.0)
     for prompt, blocks in ((LONG, 12), (LONG, 99), ([5] * 4, 0), (LONG[:4] + [99] * 4, 5)):
@@ -73,7 +73,7 @@ def test_truncating_at_the_end_or_an_unknown_block_changes_nothing() -> None:
     assert cached_blocks(residency, LONG, A) == [12]
 
 
-def test_older_prompts_lose_what_follows_a_truncated_block() -> None:
+def test_older_prompts_lose_what_follows_a_truncated_block():
     residency = residency_of()
     residency.insert(A, chain(LONG), 1.0)
     residency.insert(A, chain(LONG[:8] + [50] * 4), 2.0)
@@ -83,7 +83,7 @@ def test_older_prompts_lose_what_follows_a_truncated_block() -> None:
     assert cached_blocks(residency, LONG[:8] + [50] * 4, A) == [4]
 
 
-def test_what_follows_a_truncated_block_goes_with_it_if_its_run_was_split_since() -> None:
+def test_what_follows_a_truncated_block_goes_with_it_if_its_run_was_split_since():
     residency = residency_of()
     residency.insert(A, chain(LONG), 1.0)
     residency.insert(A, chain(LONG[:4]), 2.0)
@@ -99,9 +99,7 @@ def test_what_follows_a_truncated_block_goes_with_it_if_its_run_was_split_since(
     ("reported", "seen", "was_full", "capacity"),
     [(100, 90, True, 100), (100, 120, False, 120), (None, 90, True, 90), (None, 90, False, DEFAULT_TOKENS)],
 )
-def test_a_capacity_is_what_is_reported_or_what_events_have_shown(
-    reported: int | None, seen: int, was_full: bool, capacity: int
-) -> None:
+def test_a_capacity_is_what_is_reported_or_what_events_have_shown(reported, seen, was_full, capacity):
     residency = residency_of()
     entry = residency.add_replica(A, reported)
     residency.set_seen_tokens(A, seen, was_full=was_full)
@@ -111,7 +109,7 @@ def test_a_capacity_is_what_is_reported_or_what_events_have_shown(
     assert entry.capacity_tokens == (reported or DEFAULT_TOKENS)
 
 
-def test_an_engine_that_evicts_is_full_even_if_few_of_its_blocks_are_known() -> None:
+def test_an_engine_that_evicts_is_full_even_if_few_of_its_blocks_are_known():
     residency = residency_of()
     entry = residency.add_replica(A, 100)
     residency.insert(A, chain([1] * 4), 1.0)
@@ -121,7 +119,7 @@ def test_an_engine_that_evicts_is_full_even_if_few_of_its_blocks_are_known() -> 
     assert entry.stale_before_s(21.0) == 11.0
 
 
-def test_any_sequence_of_corrections_leaves_a_consistent_index() -> None:
+def test_any_sequence_of_corrections_leaves_a_consistent_index():
     rng = random.Random(1)
     residency = residency_of(capacity=60, max_entries=64)
     for at in range(3000):
@@ -153,7 +151,7 @@ def test_any_sequence_of_corrections_leaves_a_consistent_index() -> None:
     assert len(residency) == residency.runs == 0
 
 
-def test_blocks_of_a_replica_whose_events_are_all_known_do_not_expire() -> None:
+def test_blocks_of_a_replica_whose_events_are_all_known_do_not_expire():
     residency = residency_of()
     entry = residency.replica(A)
     assert entry is not None
@@ -165,7 +163,7 @@ def test_blocks_of_a_replica_whose_events_are_all_known_do_not_expire() -> None:
         assert cached_blocks(residency, [1] * 4, A) == [left]
 
 
-def test_responses_are_reported_while_somebody_listens() -> None:
+def test_responses_are_reported_while_somebody_listens():
     residency, reported = residency_of(), list[ServedPrompt]()
     entry = residency.replica(A)
     assert entry is not None

@@ -33,7 +33,7 @@ class Rig:
         return decision, self.placement.dispatch(decision)
 
 
-def test_only_the_uncached_tokens_are_charged() -> None:
+def test_only_the_uncached_tokens_are_charged():
     rig = Rig(COSTS)
     first, ticket = rig.send()
     prompt_tokens = first.keys.prompt_tokens
@@ -50,7 +50,7 @@ def test_only_the_uncached_tokens_are_charged() -> None:
     assert ticket.load.waiting_tokens == prompt_tokens - second.choice.hit_tokens < 64
 
 
-def test_a_prompt_with_a_first_byte_stays_cached_after_cancellation() -> None:
+def test_a_prompt_with_a_first_byte_stays_cached_after_cancellation():
     rig = Rig(COSTS)
     ticket = rig.send()[1]
     ticket.record_first_byte()
@@ -59,7 +59,7 @@ def test_a_prompt_with_a_first_byte_stays_cached_after_cancellation() -> None:
     assert rig.decide().choice.hit_tokens > 4000
 
 
-def test_responses_teach_the_prefill_rate() -> None:
+def test_responses_teach_the_prefill_rate():
     rig = Rig(COSTS)
     decision, ticket = rig.send()
     ticket.record_response(0.5, 5000, 1000)
@@ -68,7 +68,7 @@ def test_responses_teach_the_prefill_rate() -> None:
 
 
 @pytest.mark.parametrize("reported", [(None, 5000, 1000), (0.5, None, None), (0.5, 5000, None)])
-def test_an_incomplete_response_teaches_nothing(reported) -> None:
+def test_an_incomplete_response_teaches_nothing(reported):
     rig = Rig(COSTS)
     ticket = rig.send()[1]
     ticket.record_response(*reported)
@@ -76,14 +76,14 @@ def test_an_incomplete_response_teaches_nothing(reported) -> None:
     assert ticket.load.prefill.samples == 0
 
 
-def test_prompts_are_not_recorded_if_no_policy_uses_the_residency() -> None:
+def test_prompts_are_not_recorded_if_no_policy_uses_the_residency():
     rig = Rig(pool(LeastLoadSettings()))
     rig.send()
 
     assert len(rig.residency) == 0
 
 
-def test_all_prompts_are_recorded_if_one_task_group_uses_the_residency() -> None:
+def test_all_prompts_are_recorded_if_one_task_group_uses_the_residency():
     own = PolicyConfig(name="batch", revision=1, settings=LowestCostSettings())
     rig = Rig(pool(LeastLoadSettings(), groups=[TaskGroupConfig(name="batch", policy=own)]))
     decision, ticket = rig.send()
@@ -95,7 +95,7 @@ def test_all_prompts_are_recorded_if_one_task_group_uses_the_residency() -> None
     assert (again.reason, again.choice.target) == (Reason.HIT, decision.choice.target)
 
 
-def test_the_residency_survives_a_new_configuration() -> None:
+def test_the_residency_survives_a_new_configuration():
     rig = Rig(COSTS)
     decision, ticket = rig.send()
     ticket.record_first_byte()
@@ -106,14 +106,14 @@ def test_the_residency_survives_a_new_configuration() -> None:
     assert rig.decide().choice.hit_tokens > 4000
 
 
-def test_a_burst_with_one_uncached_prefix_stays_on_one_replica() -> None:
+def test_a_burst_with_one_uncached_prefix_stays_on_one_replica():
     rig = Rig(COSTS)
     sent = [rig.send(LONG_TEXT + str(number))[0].choice.target for number in range(20)]
 
     assert len(set(sent)) == 1
 
 
-def test_deciding_changes_nothing() -> None:
+def test_deciding_changes_nothing():
     rig = Rig(COSTS)
     decisions = {as_tuple(rig.decide().choice) for _ in range(10)}
 

@@ -46,7 +46,7 @@ class World:
 
 
 @pytest.mark.parametrize(("tokens_per_s", "expected"), [(0, 0.0), (500, 0.25), (1500, 0.75), (9000, 1.0)])
-def test_saturation_is_the_traffics_share_of_the_replicas_prefill_rate(tokens_per_s: int, expected: float) -> None:
+def test_saturation_is_the_traffics_share_of_the_replicas_prefill_rate(tokens_per_s, expected):
     world = World()
     world.read()
 
@@ -57,7 +57,7 @@ def test_saturation_is_the_traffics_share_of_the_replicas_prefill_rate(tokens_pe
     assert found.tokens_per_s == pytest.approx(2 * RATE)
 
 
-def test_it_follows_the_traffic_of_the_window() -> None:
+def test_it_follows_the_traffic_of_the_window():
     world = World()
     world.run(60, 4000)
 
@@ -65,7 +65,7 @@ def test_it_follows_the_traffic_of_the_window() -> None:
     assert world.run(int(WINDOW_S), 0).ratio == 0.0
 
 
-def test_it_stays_at_1_while_a_queue_remains() -> None:
+def test_it_stays_at_1_while_a_queue_remains():
     world = World()
     world.read()
     tickets = [world.loads.dispatch((A, B)[number % 2], 1000) for number in range(200)]  # 100 s of work
@@ -78,7 +78,7 @@ def test_it_stays_at_1_while_a_queue_remains() -> None:
     assert world.read().ratio == 0.0
 
 
-def test_a_reading_after_a_long_pause_is_of_the_whole_pause() -> None:
+def test_a_reading_after_a_long_pause_is_of_the_whole_pause():
     world = World()
     world.read()
     ticket = world.loads.dispatch(A, 120_000)
@@ -89,7 +89,7 @@ def test_a_reading_after_a_long_pause_is_of_the_whole_pause() -> None:
     assert world.read().ratio == pytest.approx(0.5, rel=0.01)
 
 
-def test_waiting_work_is_what_the_replicas_have_to_prefill_and_what_waits_in_the_router() -> None:
+def test_waiting_work_is_what_the_replicas_have_to_prefill_and_what_waits_in_the_router():
     world = World()
     world.read()
     found = world.run(4, 1000, responds=False)
@@ -101,7 +101,7 @@ def test_waiting_work_is_what_the_replicas_have_to_prefill_and_what_waits_in_the
     assert queued.waiting_s == pytest.approx(found.waiting_s + 6 * 1000 / (2 * RATE), rel=0.01)
 
 
-def test_a_replica_that_serves_nothing_adds_no_rate() -> None:
+def test_a_replica_that_serves_nothing_adds_no_rate():
     world = World()
     world.read()
     world.run(40, 500)
@@ -114,7 +114,7 @@ def test_a_replica_that_serves_nothing_adds_no_rate() -> None:
     assert world.read().ratio == pytest.approx(0.5, rel=0.01)
 
 
-def test_figures_of_several_processes_add_up() -> None:
+def test_figures_of_several_processes_add_up():
     one, other = World(), World()
     for world in (one, other):
         world.read()
@@ -126,7 +126,7 @@ def test_figures_of_several_processes_add_up() -> None:
     assert [one.read().waiting_s, other.read().waiting_s] == [0.0, 0.0]
 
 
-def test_it_is_unknown_without_a_measured_rate_a_serving_replica_or_a_few_seconds() -> None:
+def test_it_is_unknown_without_a_measured_rate_a_serving_replica_or_a_few_seconds():
     unmeasured = World(is_measured=False)
     unmeasured.read()
     assert (unmeasured.read().ratio, unmeasured.read().waiting_s) == (0.0, 0.0)  # it has sent nothing
@@ -145,7 +145,7 @@ def test_it_is_unknown_without_a_measured_rate_a_serving_replica_or_a_few_second
     assert (down.read().ratio, down.read().tokens_per_s) == (None, None)
 
 
-def test_a_pool_with_prefill_replicas_is_as_full_as_its_fuller_side() -> None:
+def test_a_pool_with_prefill_replicas_is_as_full_as_its_fuller_side():
     world = World()
     prefill = replace(world.pool.replicas[0], role=ReplicaRole.PREFILL)
     world.pool = replace(world.pool, replicas=(prefill, world.pool.replicas[1]))
@@ -161,7 +161,7 @@ def test_a_pool_with_prefill_replicas_is_as_full_as_its_fuller_side() -> None:
     assert world.read().ratio == pytest.approx(0.8, rel=0.01)
 
 
-def test_what_was_sent_to_a_replica_that_left_is_counted_once() -> None:
+def test_what_was_sent_to_a_replica_that_left_is_counted_once():
     world = World()
     world.read()
     world.run(20, 1000)

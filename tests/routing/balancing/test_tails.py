@@ -49,7 +49,7 @@ def run_conversations(residency: Residency, turns: int, *, finds: bool) -> None:
         turn(residency, 10, 10.0 * number + 5, cached=80 if finds else 40, generated=35, salt=100 + number)
 
 
-def test_generated_tokens_take_cache_capacity() -> None:
+def test_generated_tokens_take_cache_capacity():
     residency = residency_of(400)
     turn(residency, 4, 0.0, cached=0, generated=0, salt=7)
     for number in range(5):
@@ -60,7 +60,7 @@ def test_generated_tokens_take_cache_capacity() -> None:
     assert counts_agree(residency)
 
 
-def test_generated_tokens_are_predicted_once_next_turns_found_them() -> None:
+def test_generated_tokens_are_predicted_once_next_turns_found_them():
     residency = residency_of(100_000)
     run_conversations(residency, 8, finds=True)
     turn(residency, 4, 1000.0, cached=0, generated=35)
@@ -69,7 +69,7 @@ def test_generated_tokens_are_predicted_once_next_turns_found_them() -> None:
     assert predicted(residency, 12, replica=B) == 0
 
 
-def test_generated_tokens_are_not_predicted_if_next_turns_do_not_find_them() -> None:
+def test_generated_tokens_are_not_predicted_if_next_turns_do_not_find_them():
     residency = residency_of(100_000)
     run_conversations(residency, 8, finds=False)
     turn(residency, 4, 1000.0, cached=0, generated=35)
@@ -77,7 +77,7 @@ def test_generated_tokens_are_not_predicted_if_next_turns_do_not_find_them() -> 
     assert predicted(residency, 12) == 40
 
 
-def test_a_tail_is_dropped_when_a_longer_prompt_includes_it() -> None:
+def test_a_tail_is_dropped_when_a_longer_prompt_includes_it():
     reused, not_reused = residency_of(100_000), residency_of(100_000)
     run_conversations(reused, 8, finds=True)
     run_conversations(not_reused, 8, finds=False)
@@ -87,7 +87,7 @@ def test_a_tail_is_dropped_when_a_longer_prompt_includes_it() -> None:
     assert counts_agree(not_reused)
 
 
-def test_a_rolled_back_request_leaves_no_tail() -> None:
+def test_a_rolled_back_request_leaves_no_tail():
     residency = residency_of(100_000)
     turn(residency, 4, 0.0, cached=0, generated=35)
     before = len(residency)
@@ -97,7 +97,7 @@ def test_a_rolled_back_request_leaves_no_tail() -> None:
     assert counts_agree(residency)
 
 
-def test_two_replicas_may_have_the_same_tail() -> None:
+def test_two_replicas_may_have_the_same_tail():
     residency = residency_of(100_000)
     for replica in (A, B):
         for at_s in (0.0, 1.0):
@@ -110,7 +110,7 @@ def test_two_replicas_may_have_the_same_tail() -> None:
     assert counts_agree(residency)
 
 
-def test_shared_tokens_after_a_branch_are_predicted_for_the_next_prompt() -> None:
+def test_shared_tokens_after_a_branch_are_predicted_for_the_next_prompt():
     residency = residency_of(100_000)
     residency.insert(A, [*chain(4), 1, 2], 0.0, 65).confirm(65, 0)
     assert residency.match([*chain(4), 3, 4]).tokens(residency.replica(A).bit, 65) == 40
@@ -119,7 +119,7 @@ def test_shared_tokens_after_a_branch_are_predicted_for_the_next_prompt() -> Non
     assert residency.match([*chain(4), 5, 6]).tokens(residency.replica(A).bit, 65) == 48
 
 
-def test_shared_tokens_after_a_branch_fall_faster_than_they_rise() -> None:
+def test_shared_tokens_after_a_branch_fall_faster_than_they_rise():
     residency = residency_of(100_000)
     residency.insert(A, [*chain(4), 1, 2], 0.0, 65).confirm(65, 0)
     predicted_tokens = []
@@ -131,7 +131,7 @@ def test_shared_tokens_after_a_branch_fall_faster_than_they_rise() -> None:
 
 
 @pytest.mark.parametrize("cached", [0, 65])
-def test_unexpected_cached_tokens_teach_nothing_about_a_branch(cached: int) -> None:
+def test_unexpected_cached_tokens_teach_nothing_about_a_branch(cached):
     residency = residency_of(100_000)
     residency.insert(A, [*chain(1), 1, 2], 0.0, 65).confirm(65, 0)
     residency.insert(A, [*chain(1), 3, 4], 1.0, 65).confirm(65, cached)
@@ -139,7 +139,7 @@ def test_unexpected_cached_tokens_teach_nothing_about_a_branch(cached: int) -> N
     assert residency.match([*chain(1), 5, 6]).tokens(residency.replica(A).bit, 65) == 10
 
 
-def test_shared_tokens_are_predicted_at_a_replica_with_a_shorter_cached_prefix_too() -> None:
+def test_shared_tokens_are_predicted_at_a_replica_with_a_shorter_cached_prefix_too():
     residency = residency_of(2000)
     turn(residency, 4, 0.0, cached=0, generated=0)
     residency.insert(A, [*chain(2), *chain(3, salt=1)], 1.0, 55).confirm(55, 27, 0)  # 7 tokens after the second block
@@ -150,7 +150,7 @@ def test_shared_tokens_are_predicted_at_a_replica_with_a_shorter_cached_prefix_t
     assert match.tokens(residency.replica(B).bit, 40) == 27
 
 
-def test_a_tail_whose_prefix_was_evicted_with_a_later_prompt_belongs_to_the_prompt_that_brings_it_back() -> None:
+def test_a_tail_whose_prefix_was_evicted_with_a_later_prompt_belongs_to_the_prompt_that_brings_it_back():
     residency = residency_of(10_000)
     turn(residency, 2, 1.0, cached=0, generated=0, salt=1)  # shows that the engine reports generated tokens
     running = sent(residency, 11, 2.0)

@@ -57,7 +57,7 @@ class Router:
             self.send(prompt(number), cached_tokens=prompt(number).prompt_tokens)
 
 
-def test_routers_with_different_loads_send_a_new_prompt_to_the_same_replica_once_they_know_of_each_other() -> None:
+def test_routers_with_different_loads_send_a_new_prompt_to_the_same_replica_once_they_know_of_each_other():
     alone, aware = [Router(), Router()], [Router(), Router()]
     for router in aware:
         router.learn_of_others()
@@ -72,7 +72,7 @@ def test_routers_with_different_loads_send_a_new_prompt_to_the_same_replica_once
     assert disagreements(aware) == 0
 
 
-def test_a_busy_common_replica_yields_to_the_same_one_at_every_router() -> None:
+def test_a_busy_common_replica_yields_to_the_same_one_at_every_router():
     routers = [Router(), Router()]
     for router in routers:
         router.learn_of_others()
@@ -85,7 +85,7 @@ def test_a_busy_common_replica_yields_to_the_same_one_at_every_router() -> None:
     assert first == second != common
 
 
-def test_a_router_that_recorded_a_prompt_at_another_replica_returns_to_the_common_one() -> None:
+def test_a_router_that_recorded_a_prompt_at_another_replica_returns_to_the_common_one():
     one, other = Router(), Router()
     for router in (one, other):
         router.learn_of_others()
@@ -96,7 +96,7 @@ def test_a_router_that_recorded_a_prompt_at_another_replica_returns_to_the_commo
     assert one.choose(prompt(1)).target == common
 
 
-def test_conversations_with_a_popular_beginning_have_several_common_replicas() -> None:
+def test_conversations_with_a_popular_beginning_have_several_common_replicas():
     router = Router()
     system = prompt(0, blocks=30).chain
     conversations = [keys_of(*system, *prompt(number).chain) for number in range(1, 60)]
@@ -109,7 +109,7 @@ def test_conversations_with_a_popular_beginning_have_several_common_replicas() -
     assert len(common) > 4  # although all conversations begin with the same system prompt
 
 
-def test_with_a_session_key_all_turns_of_a_conversation_go_to_one_replica_whichever_router_gets_them() -> None:
+def test_with_a_session_key_all_turns_of_a_conversation_go_to_one_replica_whichever_router_gets_them():
     """Without it, a router that has sent a few turns takes the first blocks of the conversation for popular ones."""
 
     def replicas_per_conversation(*, with_keys: bool) -> float:
@@ -132,7 +132,7 @@ def test_with_a_session_key_all_turns_of_a_conversation_go_to_one_replica_whiche
     assert replicas_per_conversation(with_keys=False) > 1.0
 
 
-def test_expected_tokens_are_part_of_the_prediction_and_of_the_load() -> None:
+def test_expected_tokens_are_part_of_the_prediction_and_of_the_load():
     router = Router()
     router.learn_of_others()
     keys = prompt(1)
@@ -146,7 +146,7 @@ def test_expected_tokens_are_part_of_the_prediction_and_of_the_load() -> None:
     assert estimate.hit_tokens is not None
 
 
-def test_a_router_that_is_alone_expects_nothing() -> None:
+def test_a_router_that_is_alone_expects_nothing():
     router = Router()
     for number in range(40):
         router.send(prompt(number), cached_tokens=0)
@@ -156,7 +156,7 @@ def test_a_router_that_is_alone_expects_nothing() -> None:
     assert router.choose(prompt(1000)).hit_tokens == 0
 
 
-def test_a_router_that_becomes_the_only_one_stops_expecting() -> None:
+def test_a_router_that_becomes_the_only_one_stops_expecting():
     router = Router()
     router.learn_of_others()
     for number in range(2000, 4500):
@@ -165,7 +165,7 @@ def test_a_router_that_becomes_the_only_one_stops_expecting() -> None:
     assert not router.residency.unrecorded_hits.has_other_routers
 
 
-def test_shares_are_clipped_and_few_tokens_are_not_expected() -> None:
+def test_shares_are_clipped_and_few_tokens_are_not_expected():
     hits = UnrecordedHits()
     for _ in range(200):
         hits.learn(4000, 9000.0, hits.of_new)

@@ -50,7 +50,7 @@ def selected(popular: PopularPrefixes, max_prefixes: int = 1000, max_tokens: int
     return [it.tokens for it, _ in popular.select(lambda _key, _cut: [HERE], max_prefixes, max_tokens)]
 
 
-def test_a_prefix_that_occurred_once_is_not_stored() -> None:
+def test_a_prefix_that_occurred_once_is_not_stored():
     popular = popular_prefixes()
 
     assert count_requests(popular, 1) == 0
@@ -60,14 +60,14 @@ def test_a_prefix_that_occurred_once_is_not_stored() -> None:
     assert count_requests(popular, 1, 20) == 0
 
 
-def test_a_short_prefix_is_never_stored() -> None:
+def test_a_short_prefix_is_never_stored():
     popular = popular_prefixes(min_tokens=128)
 
     assert count_requests(popular, 1, 50, tokens=127) == 0
     assert count_requests(popular, 2, 50, tokens=128) == 1
 
 
-def test_prefixes_are_ordered_by_tokens_times_rate() -> None:
+def test_prefixes_are_ordered_by_tokens_times_rate():
     popular = popular_prefixes()
     count_requests(popular, 1, 2, tokens=1000)
     count_requests(popular, 2, 50, tokens=100)
@@ -76,7 +76,7 @@ def test_prefixes_are_ordered_by_tokens_times_rate() -> None:
     assert selected(popular) == [100, 1000, 300]
 
 
-def test_prefixes_that_no_longer_occur_lose_value() -> None:
+def test_prefixes_that_no_longer_occur_lose_value():
     popular = popular_prefixes(half_life_s=100.0)
     count_requests(popular, 1, 40, tokens=400)
     count_requests(popular, 2, 4, tokens=401, now_s=0.0)
@@ -88,7 +88,7 @@ def test_prefixes_that_no_longer_occur_lose_value() -> None:
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(1, 10), st.integers(1, 200))
-def test_the_limits_of_prefixes_and_tokens_hold(lengths: list[int], max_prefixes: int, max_tokens: int) -> None:
+def test_the_limits_of_prefixes_and_tokens_hold(lengths, max_prefixes, max_tokens):
     popular = popular_prefixes(min_tokens=1)
     for number, tokens in enumerate(lengths):
         count_requests(popular, number, 2, tokens=tokens)
@@ -103,7 +103,7 @@ def test_the_limits_of_prefixes_and_tokens_hold(lengths: list[int], max_prefixes
     assert len(chosen) == max_prefixes or all(tokens > left for tokens in remaining)
 
 
-def test_each_of_several_preferred_replicas_counts() -> None:
+def test_each_of_several_preferred_replicas_counts():
     popular = popular_prefixes()
     count_requests(popular, 1, 2)
     ranks = [ReplicaId("a#0"), ReplicaId("a#1"), ReplicaId("a#2")]
@@ -115,7 +115,7 @@ def test_each_of_several_preferred_replicas_counts() -> None:
     st.lists(st.tuples(st.integers(0, 1500), st.integers(0, 9000)), max_size=300),
     st.integers(1 << 10, 1 << 16),
 )
-def test_memory_is_bounded_in_bytes_and_in_number(traffic: list[tuple[int, int]], max_bytes: int) -> None:
+def test_memory_is_bounded_in_bytes_and_in_number(traffic, max_bytes):
     popular = popular_prefixes(max_bytes)
     for now_s, (number, size) in enumerate(traffic):
         count_requests(popular, number, 2, now_s=now_s, size=size)
@@ -123,7 +123,7 @@ def test_memory_is_bounded_in_bytes_and_in_number(traffic: list[tuple[int, int]]
     assert sum(it.bytes for it, _ in popular.select(lambda *_: [HERE], 10_000, 10**9)) == popular.bytes
 
 
-def test_the_number_of_counted_prefixes_is_bounded() -> None:
+def test_the_number_of_counted_prefixes_is_bounded():
     popular = popular_prefixes(1 << 30)
     for number in range(10 * MAX_PREFIXES):
         count_requests(popular, number, 2)
@@ -132,7 +132,7 @@ def test_the_number_of_counted_prefixes_is_bounded() -> None:
     assert popular.bytes <= 2 * MAX_PREFIXES * (100 + OVERHEAD_BYTES)
 
 
-def test_a_dropped_prompt_is_requested_again_after_twice_as_many_requests() -> None:
+def test_a_dropped_prompt_is_requested_again_after_twice_as_many_requests():
     room = 10 * (1000 + OVERHEAD_BYTES)
     popular = popular_prefixes(room)
     count_requests(popular, 0, 2, size=1000)
@@ -145,14 +145,14 @@ def test_a_dropped_prompt_is_requested_again_after_twice_as_many_requests() -> N
     assert requested == [0, 1, 0, 0, 0, 1, 0]
 
 
-def test_one_body_may_take_only_a_part_of_the_memory() -> None:
+def test_one_body_may_take_only_a_part_of_the_memory():
     popular = popular_prefixes(8000)
     count_requests(popular, 1, 10, tokens=10_000, size=2000)
 
     assert popular.bytes == 0
 
 
-def test_a_smaller_limit_drops_bodies_at_once() -> None:
+def test_a_smaller_limit_drops_bodies_at_once():
     popular = popular_prefixes()
     for number in range(20):
         count_requests(popular, number, 2 + number, size=1000)
@@ -161,7 +161,7 @@ def test_a_smaller_limit_drops_bodies_at_once() -> None:
     assert 0 < popular.bytes <= 5 * (1000 + OVERHEAD_BYTES)
 
 
-def test_another_half_life_keeps_the_order() -> None:
+def test_another_half_life_keeps_the_order():
     popular = popular_prefixes()
     for number, tokens in ((1, 100), (2, 200), (3, 300)):
         count_requests(popular, number, 2, tokens=tokens)
@@ -172,7 +172,7 @@ def test_another_half_life_keeps_the_order() -> None:
     assert selected(popular)[0] == 100
 
 
-def test_weights_are_scaled_down_together() -> None:
+def test_weights_are_scaled_down_together():
     """Scaling down large weights after hundreds of half-lives favours no prefix."""
     popular = popular_prefixes(half_life_s=1.0)
     for number, tokens in ((1, 100), (2, 101)):
@@ -185,7 +185,7 @@ def test_weights_are_scaled_down_together() -> None:
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_a_late_body_is_ignored(known: bool) -> None:
+def test_a_late_body_is_ignored(known):
     popular = popular_prefixes()
     if known:
         count_requests(popular, 1, 2)

@@ -46,7 +46,7 @@ class Bench:
         return self.breakers.state(replica), self.health.is_up(replica)
 
 
-def test_five_failures_in_a_row_eject_a_replica_and_four_do_not() -> None:
+def test_five_failures_in_a_row_eject_a_replica_and_four_do_not():
     bench = Bench()
     assert bench.fail(A, 4) == [False] * 4
     bench.breakers.record_success(A)
@@ -57,7 +57,7 @@ def test_five_failures_in_a_row_eject_a_replica_and_four_do_not() -> None:
     assert bench.breakers.ejections == {("pool", A, Cause.FAILURES): 1}
 
 
-def test_an_open_breaker_admits_one_probe_at_a_time_after_open_s() -> None:
+def test_an_open_breaker_admits_one_probe_at_a_time_after_open_s():
     bench = Bench()
     bench.open()
     bench.now += 29.9
@@ -70,7 +70,7 @@ def test_an_open_breaker_admits_one_probe_at_a_time_after_open_s() -> None:
     assert not bench.health.is_up(A)
 
 
-def test_a_replica_that_asks_for_no_requests_is_limited_until_then() -> None:
+def test_a_replica_that_asks_for_no_requests_is_limited_until_then():
     bench = Bench()
     assert bench.breakers.record_retry_after(A, 30.0)
     assert not bench.breakers.record_retry_after(A, 20.0)  # its latest response counts
@@ -83,7 +83,7 @@ def test_a_replica_that_asks_for_no_requests_is_limited_until_then() -> None:
     assert not bench.health.is_limited(A)
 
 
-def test_a_replica_that_leaves_is_not_limited_any_more() -> None:
+def test_a_replica_that_leaves_is_not_limited_any_more():
     bench = Bench()
     bench.breakers.record_retry_after(A, 30.0)
     bench.breakers.configure(())
@@ -91,7 +91,7 @@ def test_a_replica_that_leaves_is_not_limited_any_more() -> None:
     assert not bench.breakers.record_retry_after(A, 30.0)
 
 
-def test_two_first_bytes_of_probes_close_a_breaker() -> None:
+def test_two_first_bytes_of_probes_close_a_breaker():
     bench = Bench()
     bench.half_open()
     for is_last in (False, True):
@@ -102,7 +102,7 @@ def test_two_first_bytes_of_probes_close_a_breaker() -> None:
     assert bench.readmitted == [A]
 
 
-def test_a_failed_probe_opens_a_breaker_again() -> None:
+def test_a_failed_probe_opens_a_breaker_again():
     bench = Bench()
     bench.half_open()
     bench.breakers.on_request_sent(A)
@@ -116,7 +116,7 @@ def test_a_failed_probe_opens_a_breaker_again() -> None:
     assert bench.breakers.not_closed[A].successes == 0
 
 
-def test_results_of_requests_sent_before_the_probe_do_not_count() -> None:
+def test_results_of_requests_sent_before_the_probe_do_not_count():
     bench = Bench()
     bench.half_open()
     bench.breakers.record_first_byte(A)
@@ -128,7 +128,7 @@ def test_results_of_requests_sent_before_the_probe_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-def test_after_a_probe_without_a_result_another_is_admitted(is_cancelled: bool) -> None:
+def test_after_a_probe_without_a_result_another_is_admitted(is_cancelled):
     bench = Bench()
     bench.half_open()
     bench.breakers.on_request_sent(A)
@@ -140,7 +140,7 @@ def test_after_a_probe_without_a_result_another_is_admitted(is_cancelled: bool) 
     assert bench.state() == (State.HALF_OPEN, True)
 
 
-def test_a_failed_connection_counts_only_if_it_was_a_probes() -> None:
+def test_a_failed_connection_counts_only_if_it_was_a_probes():
     bench = Bench()
     for _ in range(9):
         bench.breakers.record_connect_failure(A, "refused")
@@ -152,7 +152,7 @@ def test_a_failed_connection_counts_only_if_it_was_a_probes() -> None:
     assert bench.breakers.state(A) is State.OPEN
 
 
-def test_a_passed_health_check_admits_a_probe_at_once() -> None:
+def test_a_passed_health_check_admits_a_probe_at_once():
     bench = Bench()
     bench.open()
     bench.breakers.on_health_check_passed(A)
@@ -160,14 +160,14 @@ def test_a_passed_health_check_admits_a_probe_at_once() -> None:
 
 
 @pytest.mark.parametrize(("size", "max_ejected"), [(1, 0), (2, 1), (3, 1), (4, 2)])
-def test_at_most_half_of_a_pool_is_ejected(size: int, max_ejected: int) -> None:
+def test_at_most_half_of_a_pool_is_ejected(size, max_ejected):
     bench = Bench(size)
     for name in names(size):
         bench.fail(name, 10)
     assert [bench.health.is_up(name) for name in names(size)] == [False] * max_ejected + [True] * (size - max_ejected)
 
 
-def test_replicas_that_are_down_count_as_ejected() -> None:
+def test_replicas_that_are_down_count_as_ejected():
     bench = Bench(4)
     for name in (B, C):
         bench.health.mark(name, up=False)
@@ -176,7 +176,7 @@ def test_replicas_that_are_down_count_as_ejected() -> None:
     assert bench.fail(A, 1) == [True]
 
 
-def test_a_stall_ejects_at_once_unless_the_pool_forbids_ejection() -> None:
+def test_a_stall_ejects_at_once_unless_the_pool_forbids_ejection():
     bench = Bench()
     assert bench.breakers.record_stall(A, "silent")
     assert not bench.breakers.record_stall(A, "silent"), "it is ejected already"
@@ -186,7 +186,7 @@ def test_a_stall_ejects_at_once_unless_the_pool_forbids_ejection() -> None:
     assert not bench.breakers.record_stall(A, "silent")
 
 
-def test_a_replica_that_leaves_the_configuration_is_dropped_and_one_that_moves_counts_in_its_new_pool() -> None:
+def test_a_replica_that_leaves_the_configuration_is_dropped_and_one_that_moves_counts_in_its_new_pool():
     bench = Bench(4)
     bench.open(D)
     bench.configure(3, BreakerConfig())
@@ -198,7 +198,7 @@ def test_a_replica_that_leaves_the_configuration_is_dropped_and_one_that_moves_c
     assert bench.breakers.ejections == {("pool", A, Cause.FAILURES): 1, ("other", A, Cause.PROBE): 1}
 
 
-def test_in_any_order_of_events_half_of_the_pool_takes_requests_and_health_agrees_with_breakers() -> None:
+def test_in_any_order_of_events_half_of_the_pool_takes_requests_and_health_agrees_with_breakers():
     rng = random.Random(3)
     bench = Bench(4)
     breakers = bench.breakers

@@ -12,7 +12,7 @@ from tests.routing.building import names
 A, B = names(2)
 
 
-def test_only_a_change_of_health_begins_a_new_epoch() -> None:
+def test_only_a_change_of_health_begins_a_new_epoch():
     health = HealthRegistry()
     assert health.is_up(A), "an unknown replica may get requests"
     assert health.mark(A, up=True) is False
@@ -24,7 +24,7 @@ def test_only_a_change_of_health_begins_a_new_epoch() -> None:
     assert (health.epoch, health.is_up(A)) == (2, True)
 
 
-def test_a_share_grows_from_a_quarter_to_all() -> None:
+def test_a_share_grows_from_a_quarter_to_all():
     health = HealthRegistry()
     starts = SlowStarts(health)
     starts.begin(A, 60.0, 0.0)
@@ -37,7 +37,7 @@ def test_a_share_grows_from_a_quarter_to_all() -> None:
     assert health.share(B) == 1.0
 
 
-def test_a_slow_start_begins_anew_ends_at_once_without_a_duration_and_is_dropped_with_its_replica() -> None:
+def test_a_slow_start_begins_anew_ends_at_once_without_a_duration_and_is_dropped_with_its_replica():
     health = HealthRegistry()
     starts = SlowStarts(health)
     starts.begin(A, 60.0, 0.0)
@@ -53,7 +53,7 @@ def test_a_slow_start_begins_anew_ends_at_once_without_a_duration_and_is_dropped
     assert health.share(A) == 1.0
 
 
-def test_the_weight_of_a_candidate_is_scaled_by_its_share() -> None:
+def test_the_weight_of_a_candidate_is_scaled_by_its_share():
     health = HealthRegistry()
     replicas = GroupReplicas([ReplicaConfig(name=name, url="http://a", weight=2.0) for name in (A, B)], LoadTracker())
     assert replicas.candidates(health).weights == {A: 2.0, B: 2.0}

@@ -30,11 +30,11 @@ TICK_S = 0.25
 
 
 @pytest.mark.parametrize(("tokens", "allowed_s"), [(80, 3.03), (128_000, 51.0)])
-def test_a_prompt_is_allowed_three_times_its_prefill_on_top_of_stall_s(tokens: int, allowed_s: float) -> None:
+def test_a_prompt_is_allowed_three_times_its_prefill_on_top_of_stall_s(tokens, allowed_s):
     assert TypicalSilence().allowed_s(3.0, tokens, 8000.0, 0.0) == pytest.approx(allowed_s)
 
 
-def test_three_times_the_typical_silence_is_allowed_and_it_halves_over_time() -> None:
+def test_three_times_the_typical_silence_is_allowed_and_it_halves_over_time():
     typical = TypicalSilence()
     typical.record(4.0, 0.0)
     for halvings, allowed_s in ((0, 12.0), (1, 6.0), (10, 3.0)):
@@ -79,11 +79,11 @@ def pool(first: Observation, others: Iterable[Observation] = (HEALTHY, HEALTHY, 
     return Pool({"a": first} | {f"peer-{number}": observation for number, observation in enumerate(others)})
 
 
-def test_a_replica_whose_streams_rarely_get_a_byte_trickles() -> None:
+def test_a_replica_whose_streams_rarely_get_a_byte_trickles():
     assert pool(at_pace(1.5)).detected(10.0) == {"a": pytest.approx(STALL_S + TICK_S)}
 
 
-def test_a_replica_that_starts_to_trickle_is_detected_within_five_seconds() -> None:
+def test_a_replica_that_starts_to_trickle_is_detected_within_five_seconds():
     replicas = pool(HEALTHY)
     assert replicas.detected(10.0) == {}
     seconds = 0.0
@@ -108,11 +108,11 @@ def test_a_replica_that_starts_to_trickle_is_detected_within_five_seconds() -> N
         pytest.param(Observation(late_s=9.0), (), id="late without peers"),
     ],
 )
-def test_no_replica_is_slow_if(observation: Observation, others: tuple[Observation, ...]) -> None:
+def test_no_replica_is_slow_if(observation, others):
     assert pool(observation, others).detected(20.0) == {}
 
 
-def test_a_short_trickle_is_not_slowness() -> None:
+def test_a_short_trickle_is_not_slowness():
     replicas = pool(HEALTHY)
     for _ in range(10):
         replicas.observations["a"] = at_pace(2.0)
@@ -121,7 +121,7 @@ def test_a_short_trickle_is_not_slowness() -> None:
         assert replicas.detected(1.5) == {}
 
 
-def test_peers_that_have_just_caught_up_still_count_as_late() -> None:
+def test_peers_that_have_just_caught_up_still_count_as_late():
     replicas = pool(Observation(late_s=5.0), (Observation(late_s=4.0), Observation(late_s=4.0)))
     assert replicas.detected(2.0) == {}
     replicas.observations |= {"peer-0": HEALTHY, "peer-1": HEALTHY}
@@ -129,7 +129,7 @@ def test_peers_that_have_just_caught_up_still_count_as_late() -> None:
     assert set(replicas.detected(60.0)) == {"a"}
 
 
-def test_observations_need_several_streams_unless_the_replica_is_probed() -> None:
+def test_observations_need_several_streams_unless_the_replica_is_probed():
     too_few, enough = [9.0] * (MIN_STREAMS - 1), [9.0] * MIN_STREAMS
     assert observe_streams(too_few, too_few) == Observation(peer_pace_s=9.0)
     assert observe_streams(enough, enough) == Observation(9.0, 9.0, 9.0)
@@ -143,7 +143,7 @@ def test_observations_need_several_streams_unless_the_replica_is_probed() -> Non
 
 
 @pytest.mark.parametrize("slow", [Observation(), Observation(late_s=9.0), at_pace(1.5)])
-def test_an_evaluation_is_not_quadratic_in_the_number_of_replicas(slow: Observation) -> None:
+def test_an_evaluation_is_not_quadratic_in_the_number_of_replicas(slow):
     def cpu_s(count: int) -> float:
         """The minimum of five evaluations, of a pool of which almost half is slow."""
         slow_replicas = {ReplicaId(f"a-{number}"): slow for number in range(count // 2 - 1)}
@@ -176,7 +176,7 @@ observed = st.builds(
 
 
 @given(st.lists(st.tuples(observed, st.sampled_from([0.0, 1.0, 1.5, 2.0])), max_size=6))
-def test_each_replica_is_compared_with_the_median_of_the_others(members: list[tuple[Observation, float]]) -> None:
+def test_each_replica_is_compared_with_the_median_of_the_others(members):
     names = [ReplicaId(str(number)) for number in range(len(members))]
     observations = {name: observation for name, (observation, _) in zip(names, members, strict=True)}
     fullness = {name: tokens for name, (_, tokens) in zip(names, members, strict=True)}

@@ -31,7 +31,7 @@ def messages() -> list[tuple[bytes, Any]]:
     return [(base64.b64decode(line["frames_b64"][2]), line["decoded"]) for line in lines]
 
 
-def test_events_are_as_captured_and_removals_in_a_row_are_one_event() -> None:
+def test_events_are_as_captured_and_removals_in_a_row_are_one_event():
     removals = 0
     for payload, (at_s, sent, rank) in messages():
         batch = decode_batch(payload)
@@ -66,20 +66,20 @@ def decoded(*events: Any) -> list[KvEvent]:
     return joined(decode_batch(msgspec.msgpack.encode([0.0, list(events), 0])).events)
 
 
-def test_hashes_may_be_bytes() -> None:
+def test_hashes_may_be_bytes():
     long, short = b"\x01" * 32, b"\x02" * 32
     first, removed = decoded(stored(block_hashes=[long, short]), {"type": "BlockRemoved", "block_hashes": [long]})
 
     assert (first.hashes, removed.hashes) == ([long, short], [long])
 
 
-def test_fields_and_events_of_later_releases_are_tolerated() -> None:
+def test_fields_and_events_of_later_releases_are_tolerated():
     events = decoded(stored(lookahead_token_ids=[9], ownership={"a": 1}), {"type": "BlockMoved", "to": "disk"})
 
     assert [event.type for event in events] == ["BlockStored"]
 
 
-def test_removals_of_another_group_or_tier_are_events_of_their_own() -> None:
+def test_removals_of_another_group_or_tier_are_events_of_their_own():
     fields: list[dict[str, Any]] = [{}, {}, {"group_idx": 1}, {"medium": "CPU"}, {"medium": "CPU"}]
     events = [{"type": "BlockRemoved", "block_hashes": [at], **each} for at, each in enumerate(fields)]
 
@@ -95,7 +95,7 @@ OFFLOADED = (
 )
 
 
-def test_offloaded_blocks_are_reported_by_their_hashes_alone() -> None:
+def test_offloaded_blocks_are_reported_by_their_hashes_alone():
     *stores, removal = decode_batch(base64.b64decode(OFFLOADED)).events
 
     assert [(event.hashes, event.medium, event.group) for event in (*stores, removal)] == [
@@ -120,7 +120,7 @@ def test_offloaded_blocks_are_reported_by_their_hashes_alone() -> None:
         {"extra_keys": [None]},
     ],
 )
-def test_where_token_ids_are_not_those_of_the_blocks_hashes_are_keys(fields: dict[str, Any]) -> None:
+def test_where_token_ids_are_not_those_of_the_blocks_hashes_are_keys(fields):
     event, other = decoded(stored(**fields), stored(lora_name="sql", extra_keys=[["salt"], None]))
 
     assert event.keys(None) == [1, 2]
@@ -141,7 +141,7 @@ def test_where_token_ids_are_not_those_of_the_blocks_hashes_are_keys(fields: dic
         (None, "None|null"),
     ],
 )  # fmt: skip
-def test_an_event_that_is_not_as_described_is_rejected_with_the_field(event: Any, reason: str) -> None:
+def test_an_event_that_is_not_as_described_is_rejected_with_the_field(event, reason):
     with pytest.raises(MalformedEventsError, match=reason):
         decoded(event)
 
@@ -159,19 +159,19 @@ def test_an_event_that_is_not_as_described_is_rejected_with_the_field(event: Any
         b"\x93\x00\x91" + b"\x91" * 100_000,
     ],
 )
-def test_bytes_that_are_no_batch_are_rejected(payload: bytes) -> None:
+def test_bytes_that_are_no_batch_are_rejected(payload):
     with pytest.raises(MalformedEventsError):
         decode_batch(payload)
 
 
-def test_a_payload_over_the_limit_is_rejected_before_it_is_decoded() -> None:
+def test_a_payload_over_the_limit_is_rejected_before_it_is_decoded():
     whole = msgspec.msgpack.encode([0.0, [], 0, b"x" * MAX_PAYLOAD_BYTES])
     with pytest.raises(MalformedEventsError, match="bytes"):
         decode_batch(whole)
     assert decode_batch(msgspec.msgpack.encode([0.0, [], 0, b"x" * 1000])).events == []
 
 
-def test_damaged_payloads_never_raise_anything_else() -> None:
+def test_damaged_payloads_never_raise_anything_else():
     rng = random.Random(7)
     for payload, _ in messages():
         for _ in range(200):
@@ -185,7 +185,7 @@ def test_damaged_payloads_never_raise_anything_else() -> None:
 
 
 @pytest.mark.parametrize("event", [stored(), {"type": "BlockRemoved", "block_hashes": []}])
-def test_an_event_of_too_many_blocks_is_rejected(event: dict[str, Any]) -> None:
+def test_an_event_of_too_many_blocks_is_rejected(event):
     assert decoded(event | {"block_hashes": list(range(MAX_EVENT_BLOCKS))})
     with pytest.raises(MalformedEventsError, match="block_hashes"):
         decoded(event | {"block_hashes": list(range(MAX_EVENT_BLOCKS + 1))})

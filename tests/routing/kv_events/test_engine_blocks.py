@@ -27,7 +27,7 @@ def below(*hashes: Any) -> KvEvent:
     return KvEvent(STORED, list(hashes), medium="CPU")
 
 
-def test_a_captured_engine_has_as_many_blocks_as_it_can_hold_and_none_after_a_clear() -> None:
+def test_a_captured_engine_has_as_many_blocks_as_it_can_hold_and_none_after_a_clear():
     """The engine has 63 usable blocks. In between it republished three blocks that it had, on a client's request."""
     blocks, counts = EngineBlocks(100), []
     for payload, _ in messages():
@@ -45,7 +45,7 @@ def test_a_captured_engine_has_as_many_blocks_as_it_can_hold_and_none_after_a_cl
     assert (counts[-1], len(blocks), blocks.is_complete) == (2, 2, True)
 
 
-def test_a_block_is_cached_until_its_last_copy_is_removed() -> None:
+def test_a_block_is_cached_until_its_last_copy_is_removed():
     blocks = EngineBlocks(100)
     for _ in range(3):
         blocks.store(stored([7]), 0.0)
@@ -59,7 +59,7 @@ def test_a_block_is_cached_until_its_last_copy_is_removed() -> None:
     assert blocks.blocks == 0
 
 
-def test_keys_depend_on_tokens_and_not_on_the_hashes_of_the_engine_nor_on_its_events() -> None:
+def test_keys_depend_on_tokens_and_not_on_the_hashes_of_the_engine_nor_on_its_events():
     def tokens(*ids: int) -> dict[str, Any]:
         return {"tokens": msgspec.Raw(msgspec.msgpack.encode(ids))}
 
@@ -77,7 +77,7 @@ def test_keys_depend_on_tokens_and_not_on_the_hashes_of_the_engine_nor_on_its_ev
     assert [key in one for key in (*first.keys, 1)] == [True, True, True, False]
 
 
-def test_no_key_is_left_of_blocks_that_are_gone() -> None:
+def test_no_key_is_left_of_blocks_that_are_gone():
     """With copies, lower tiers, blocks after unknown ones, and more blocks than are known."""
     rng, blocks, keys = random.Random(7), EngineBlocks(20), set[Any]()
     for at in range(3000):
@@ -99,7 +99,7 @@ def test_no_key_is_left_of_blocks_that_are_gone() -> None:
     assert not any(key in blocks for key in keys)
 
 
-def test_blocks_after_an_unknown_one_count_but_have_no_place() -> None:
+def test_blocks_after_an_unknown_one_count_but_have_no_place():
     blocks = EngineBlocks(100)
     run = blocks.store(stored([5], parent=4), 3.0)
     after = blocks.store(stored([6], parent=5), 4.0)
@@ -112,7 +112,7 @@ def test_blocks_after_an_unknown_one_count_but_have_no_place() -> None:
     assert [run.stored_s for run, _ in blocks.remove(removed(5, 6, 99))] == [3.0, 4.0]
 
 
-def test_a_block_stays_cached_until_the_last_tier_has_evicted_it() -> None:
+def test_a_block_stays_cached_until_the_last_tier_has_evicted_it():
     blocks = EngineBlocks(100)
     blocks.store(stored([1, 2]), 1.0)
     for _ in range(2):  # the copies of two chunks
@@ -127,7 +127,7 @@ def test_a_block_stays_cached_until_the_last_tier_has_evicted_it() -> None:
     assert (blocks.max_seen_blocks, blocks.max_seen_offloaded) == (2, 1)
 
 
-def test_a_fetched_block_is_in_device_memory_again() -> None:
+def test_a_fetched_block_is_in_device_memory_again():
     blocks = EngineBlocks(100)
     blocks.store(stored([1, 2]), 1.0)
     blocks.store_in_lower_tiers(below(1, 2))
@@ -141,7 +141,7 @@ def test_a_fetched_block_is_in_device_memory_again() -> None:
     assert 2 in blocks
 
 
-def test_blocks_of_lower_tiers_are_bounded_and_of_one_group() -> None:
+def test_blocks_of_lower_tiers_are_bounded_and_of_one_group():
     blocks = EngineBlocks(50)
     for at in range(200):
         blocks.store(stored([at]), float(at))
@@ -155,7 +155,7 @@ def test_blocks_of_lower_tiers_are_bounded_and_of_one_group() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"medium": "CPU"}, {"kind": "sliding_window"}, {"group": 1}])
-def test_only_device_memory_and_the_first_group_with_full_attention_count(fields: dict[str, Any]) -> None:
+def test_only_device_memory_and_the_first_group_with_full_attention_count(fields):
     blocks = EngineBlocks(100)
     assert blocks.store(stored([1]), 0.0) is not None
     assert blocks.store(stored([2], **fields), 0.0) is None
@@ -164,14 +164,14 @@ def test_only_device_memory_and_the_first_group_with_full_attention_count(fields
     assert blocks.blocks == 1
 
 
-def test_the_beginning_of_a_block_does_not_count() -> None:
+def test_the_beginning_of_a_block_does_not_count():
     blocks = EngineBlocks(100)
     assert blocks.store(stored([1]), 0.0) is not None
     assert blocks.store(stored([2], 1, block_tokens=1), 0.0) is None
     assert (blocks.blocks, blocks.block_tokens) == (1, 2)
 
 
-def test_the_number_of_known_blocks_is_bounded() -> None:
+def test_the_number_of_known_blocks_is_bounded():
     blocks = EngineBlocks(50)
     for at in range(500):
         blocks.store(stored([at], parent=at - 1 if at else None), float(at))
@@ -187,7 +187,7 @@ def cpu_s_of(work: Callable[[], object]) -> float:
     return thread_time() - began
 
 
-def test_blocks_above_the_limit_cost_no_more_than_blocks_below_it() -> None:
+def test_blocks_above_the_limit_cost_no_more_than_blocks_below_it():
     """The oldest of a dictionary was searched past all deleted ones: 56 times the time at this limit."""
     limit = 1 << 16
     blocks = EngineBlocks(limit)
@@ -203,7 +203,7 @@ def test_blocks_above_the_limit_cost_no_more_than_blocks_below_it() -> None:
     assert limit * 0.99 < len(blocks) <= limit
 
 
-def test_the_blocks_of_one_run_are_removed_in_any_order_in_linear_time() -> None:
+def test_the_blocks_of_one_run_are_removed_in_any_order_in_linear_time():
     def remove_s(count: int) -> float:
         blocks = EngineBlocks(1 << 20)
         hashes = list(range(count))

@@ -100,7 +100,7 @@ def fleet() -> Fleet:
 TEXT = [1, 2, 3, 4, 5, 6]
 
 
-def test_what_a_lower_tier_has_stays_cached_and_is_part_of_the_capacity(fleet: Fleet) -> None:
+def test_what_a_lower_tier_has_stays_cached_and_is_part_of_the_capacity(fleet):
     fleet.serve(A, TEXT)
     fleet.serve(A, [9, 8])
     fleet.learn()
@@ -120,7 +120,7 @@ def test_what_a_lower_tier_has_stays_cached_and_is_part_of_the_capacity(fleet: F
     assert engine.capacity_ratio == 1.0
 
 
-def test_a_prompt_that_another_router_sends_elsewhere_is_recognised(fleet: Fleet) -> None:
+def test_a_prompt_that_another_router_sends_elsewhere_is_recognised(fleet):
     fleet.serve(A, TEXT)
     assert fleet.cached(TEXT, A, B) == [6, 0]
 
@@ -132,7 +132,7 @@ def test_a_prompt_that_another_router_sends_elsewhere_is_recognised(fleet: Fleet
 @pytest.mark.parametrize(
     "fields", [{"adapter": "sql"}, {"extra_keys": [["cache_salt", "a"], None, None, None, None, None]}]
 )
-def test_the_same_tokens_with_a_salt_or_an_adapter_are_another_prompt(fleet: Fleet, fields: dict[str, Any]) -> None:
+def test_the_same_tokens_with_a_salt_or_an_adapter_are_another_prompt(fleet, fields):
     fleet.serve(A, TEXT)
     fleet.learn()
     fleet.store(B, TEXT, **fields)
@@ -141,7 +141,7 @@ def test_the_same_tokens_with_a_salt_or_an_adapter_are_another_prompt(fleet: Fle
     assert fleet.cached(TEXT, A, B) == [6, 6]
 
 
-def test_blocks_that_another_router_stored_before_are_recognised_when_the_prompt_becomes_known(fleet: Fleet) -> None:
+def test_blocks_that_another_router_stored_before_are_recognised_when_the_prompt_becomes_known(fleet):
     fleet.store(B, [*TEXT[:4], 77])
     fleet.serve(A, TEXT)
     assert fleet.cached(TEXT, A, B) == [6, 0]
@@ -150,13 +150,13 @@ def test_blocks_that_another_router_stored_before_are_recognised_when_the_prompt
     assert fleet.cached(TEXT, A, B) == [6, 4]
 
 
-def test_a_prompt_that_this_router_never_sent_stays_unknown(fleet: Fleet) -> None:
+def test_a_prompt_that_this_router_never_sent_stays_unknown(fleet):
     fleet.store(B, TEXT)
     fleet.learn()
     assert fleet.cached(TEXT, A, B) == [0, 0]
 
 
-def test_the_next_turn_teaches_the_rest_of_a_conversation(fleet: Fleet) -> None:
+def test_the_next_turn_teaches_the_rest_of_a_conversation(fleet):
     fleet.serve(A, TEXT)
     fleet.learn()
     fleet.serve(A, [*TEXT, 7, 8], cached=6)
@@ -166,7 +166,7 @@ def test_the_next_turn_teaches_the_rest_of_a_conversation(fleet: Fleet) -> None:
     assert fleet.cached([*TEXT, 7, 8], A, B) == [8, 8]
 
 
-def test_a_prompt_whose_prefill_comes_in_chunks_is_recognised(fleet: Fleet) -> None:
+def test_a_prompt_whose_prefill_comes_in_chunks_is_recognised(fleet):
     fleet.now_s += 1.0
     record = fleet.residency.insert(A, fleet.chain(TEXT), fleet.now_s, 25)
     for end in (2, 4, 6, 8):  # the last two blocks are generated
@@ -177,7 +177,7 @@ def test_a_prompt_whose_prefill_comes_in_chunks_is_recognised(fleet: Fleet) -> N
     assert [[depth for _, depth in keys] for keys in fleet.learn()] == [[6, 5, 4, 3, 2, 1]]
 
 
-def test_requests_of_the_same_lengths_at_the_same_time_teach_nothing(fleet: Fleet) -> None:
+def test_requests_of_the_same_lengths_at_the_same_time_teach_nothing(fleet):
     fleet.now_s += 1.0
     texts = [TEXT, [9] * 6]
     records = [fleet.residency.insert(A, fleet.chain(text), fleet.now_s, 25) for text in texts]
@@ -191,7 +191,7 @@ def test_requests_of_the_same_lengths_at_the_same_time_teach_nothing(fleet: Flee
     assert fleet.engines[A].matched == 0
 
 
-def test_requests_of_other_lengths_at_the_same_time_are_told_apart(fleet: Fleet) -> None:
+def test_requests_of_other_lengths_at_the_same_time_are_told_apart(fleet):
     fleet.now_s += 1.0
     record = fleet.residency.insert(A, fleet.chain(TEXT), fleet.now_s, 25)
     fleet.store(A, [9] * 5)
@@ -205,7 +205,7 @@ def test_requests_of_other_lengths_at_the_same_time_are_told_apart(fleet: Fleet)
     assert fleet.cached(TEXT, B) == [6]
 
 
-def test_a_contradiction_forgets_both_matches(fleet: Fleet) -> None:
+def test_a_contradiction_forgets_both_matches(fleet):
     fleet.now_s += 1.0
     wrong = fleet.residency.insert(A, fleet.chain([9] * 6), fleet.now_s, 25)
     fleet.store(A, TEXT)  # another router's; this router's own events are late
@@ -218,7 +218,7 @@ def test_a_contradiction_forgets_both_matches(fleet: Fleet) -> None:
     assert [len(keys) for keys in fleet.learn()] == [5]  # the first block is within the tolerance
 
 
-def test_evicted_blocks_of_a_known_prompt_are_no_longer_cached(fleet: Fleet) -> None:
+def test_evicted_blocks_of_a_known_prompt_are_no_longer_cached(fleet):
     for name in (A, B):
         fleet.serve(name, TEXT)
         fleet.learn()
@@ -228,7 +228,7 @@ def test_evicted_blocks_of_a_known_prompt_are_no_longer_cached(fleet: Fleet) -> 
     assert fleet.cached(TEXT, A, B) == [0, 6]
 
 
-def test_a_flood_of_another_router_evicts_what_was_used_before_it(fleet: Fleet) -> None:
+def test_a_flood_of_another_router_evicts_what_was_used_before_it(fleet):
     """None of the flood's prompts is known, and neither is this router's: their responses were not matched."""
     old = fleet.residency.insert(A, fleet.chain(TEXT), 100.0, 25)
     old.confirm(25, 0, None)
@@ -246,7 +246,7 @@ def test_a_flood_of_another_router_evicts_what_was_used_before_it(fleet: Fleet) 
     assert fleet.cached([7] * 6, A) == [6]
 
 
-def test_a_long_request_is_used_until_its_end(fleet: Fleet) -> None:
+def test_a_long_request_is_used_until_its_end(fleet):
     fleet.now_s += 1.0
     record = fleet.residency.insert(A, fleet.chain(TEXT), fleet.now_s, 25)
     fleet.store(A, TEXT)
@@ -260,7 +260,7 @@ def test_a_long_request_is_used_until_its_end(fleet: Fleet) -> None:
     assert fleet.cached(TEXT, A) == [6]
 
 
-def test_blocks_that_are_evicted_right_after_a_response_do_not_return(fleet: Fleet) -> None:
+def test_blocks_that_are_evicted_right_after_a_response_do_not_return(fleet):
     fleet.serve(A, TEXT)
     fleet.now_s += 0.01
     fleet.store(A, [9] * 5)
@@ -274,7 +274,7 @@ def test_blocks_that_are_evicted_right_after_a_response_do_not_return(fleet: Fle
 
 
 @pytest.mark.parametrize("how", ["cleared", "restarted"])
-def test_a_cleared_cache_and_a_restart_empty_the_index_at_once(fleet: Fleet, how: str) -> None:
+def test_a_cleared_cache_and_a_restart_empty_the_index_at_once(fleet, how):
     for name in (A, B):
         fleet.serve(name, TEXT)
     if how == "cleared":
@@ -289,7 +289,7 @@ def test_a_cleared_cache_and_a_restart_empty_the_index_at_once(fleet: Fleet, how
     assert fleet.cached(TEXT, A, B) == [0, 6]  # its response was forgotten too
 
 
-def test_after_lost_events_the_index_keeps_its_estimate(fleet: Fleet) -> None:
+def test_after_lost_events_the_index_keeps_its_estimate(fleet):
     fleet.serve(A, TEXT)
     fleet.learn()
     fleet.engines[A].forget()
@@ -300,9 +300,7 @@ def test_after_lost_events_the_index_keeps_its_estimate(fleet: Fleet) -> None:
     assert fleet.cached(TEXT, A) == [6]
 
 
-def test_the_most_that_was_cached_is_the_capacity_if_all_events_are_known(
-    fleet: Fleet,
-) -> None:
+def test_the_most_that_was_cached_is_the_capacity_if_all_events_are_known(fleet):
     for name in (A, B):
         fleet.store(name, TEXT)
         fleet.store(name, [9] * 4)
@@ -319,13 +317,13 @@ def test_the_most_that_was_cached_is_the_capacity_if_all_events_are_known(
     assert fleet.engines[A].capacity_tokens is None
 
 
-def test_an_evicted_block_whose_place_in_the_text_is_between_two_blocks_leaves_the_first_of_them() -> None:
+def test_an_evicted_block_whose_place_in_the_text_is_between_two_blocks_leaves_the_first_of_them():
     prompt = KnownPrompt(list(range(10)), 7.5)  # the engine's tokens for each block of the router
 
     assert [prompt.blocks_from(tokens) for tokens in (0, 15, 16, 22, 23, 1000)] == [0, 2, 3, 3, 4, 10]
 
 
-def test_what_waits_and_what_is_known_is_bounded(fleet: Fleet) -> None:
+def test_what_waits_and_what_is_known_is_bounded(fleet):
     engine, served = fleet.engines[A], ServedPrompt([1], 0.0, 4.0, 5, 0, 1)
     for _ in range(3 * MAX_SERVED):
         engine.on_response(served)
@@ -348,7 +346,7 @@ def test_what_waits_and_what_is_known_is_bounded(fleet: Fleet) -> None:
         assert len(recent) <= 3
 
 
-def test_an_event_of_many_blocks_is_applied_in_pieces_as_small_ones_are(fleet: Fleet) -> None:
+def test_an_event_of_many_blocks_is_applied_in_pieces_as_small_ones_are(fleet):
     """Other work may run between two pieces."""
     text = list(range(1000, 1000 + MAX_PIECE_BLOCKS + 400))
     record = fleet.residency.insert(A, fleet.chain(text), fleet.now_s, len(text) * BLOCK + 1)
@@ -364,7 +362,7 @@ def test_an_event_of_many_blocks_is_applied_in_pieces_as_small_ones_are(fleet: F
     assert fleet.cached(text, A) == [3]
 
 
-def test_the_largest_event_gives_the_keys_of_small_ones_and_lets_requests_go_first() -> None:
+def test_the_largest_event_gives_the_keys_of_small_ones_and_lets_requests_go_first():
     tokens = [number * 97 for number in range(MAX_EVENT_BLOCKS * BLOCK)]  # encoded in 1, 2, 3 and 5 bytes
     encoded = [msgspec.Raw(msgspec.msgpack.encode(part)) for part in (tokens, tokens[:BLOCK])]
     large = KvEvent(STORED, list(range(MAX_EVENT_BLOCKS)), None, BLOCK, encoded[0])
@@ -381,7 +379,7 @@ def test_the_largest_event_gives_the_keys_of_small_ones_and_lets_requests_go_fir
     assert all(key in engine.blocks for key in keys)
 
 
-def test_a_later_prompts_evicted_block_leaves_the_blocks_of_a_running_request(fleet: Fleet) -> None:
+def test_a_later_prompts_evicted_block_leaves_the_blocks_of_a_running_request(fleet):
     """An engine cannot evict what a running request uses, however long ago that was sent."""
     fleet.serve(A, [50, 51])
     running, sent = list(range(100, 140)), fleet.residency
@@ -401,7 +399,7 @@ def test_a_later_prompts_evicted_block_leaves_the_blocks_of_a_running_request(fl
     assert fleet.cached(running, A) == [0]
 
 
-def test_a_running_request_is_not_forgotten_where_the_capacity_is_estimated() -> None:
+def test_a_running_request_is_not_forgotten_where_the_capacity_is_estimated():
     residency = Residency(block_tokens=BLOCK, run_tokens=BLOCK)
     residency.add_replica(A, 20 * BLOCK)
     running = residency.insert(A, list(range(10)), 1.0, 10 * BLOCK)

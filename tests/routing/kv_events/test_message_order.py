@@ -76,7 +76,7 @@ def connected(last: int, **options: bool) -> Stream:
     return stream
 
 
-def test_messages_from_the_start_are_followed_one_by_one() -> None:
+def test_messages_from_the_start_are_followed_one_by_one():
     stream = Stream(can_replay=False)
     assert (stream.order.state, stream.order.is_followed) == (StreamState.ESTIMATED, False)
     stream.order.on_connected()
@@ -85,7 +85,7 @@ def test_messages_from_the_start_are_followed_one_by_one() -> None:
     assert (stream.order.state, stream.blocks, stream.counts) == (StreamState.FOLLOWING, 3, (0, 0, 0))
 
 
-def test_a_late_subscriber_gets_everything_by_a_replay() -> None:
+def test_a_late_subscriber_gets_everything_by_a_replay():
     stream = Stream()
     stream.order.on_connected()
     assert (stream.order.replay_from, stream.order.state) == (0, StreamState.REPLAYING)
@@ -99,9 +99,7 @@ def test_a_late_subscriber_gets_everything_by_a_replay() -> None:
     ("replayed", "snapshot"),
     [((0, 1, 2, 3), Snapshot.COMPLETE), ((2, 3), Snapshot.PARTIAL), ((), Snapshot.COMPLETE), (None, Snapshot.MISSING)],
 )
-def test_the_snapshot_tells_what_was_obtained_of_the_time_before_the_connection(
-    replayed: tuple[int, ...] | None, snapshot: Snapshot
-) -> None:
+def test_the_snapshot_tells_what_was_obtained_of_the_time_before_the_connection(replayed, snapshot):
     stream = Stream()
     assert stream.order.snapshot is None
     stream.order.on_connected()
@@ -117,7 +115,7 @@ def test_the_snapshot_tells_what_was_obtained_of_the_time_before_the_connection(
     assert stream.order.snapshot is None
 
 
-def test_a_late_subscriber_whose_replay_starts_later_or_that_has_none_knows_a_part() -> None:
+def test_a_late_subscriber_whose_replay_starts_later_or_that_has_none_knows_a_part():
     with_buffer, without = Stream(), Stream(can_replay=False)
     for stream in (with_buffer, without):
         stream.order.on_connected()
@@ -128,7 +126,7 @@ def test_a_late_subscriber_whose_replay_starts_later_or_that_has_none_knows_a_pa
         assert (stream.order.state, stream.blocks) == (StreamState.PARTIAL, 2)
 
 
-def test_a_gap_is_filled_by_a_replay() -> None:
+def test_a_gap_is_filled_by_a_replay():
     stream = connected(2)
     stream.sees(5)
     assert (stream.order.replay_from, stream.order.state, stream.blocks) == (3, StreamState.REPLAYING, 3)
@@ -140,7 +138,7 @@ def test_a_gap_is_filled_by_a_replay() -> None:
     assert stream.blocks == 8
 
 
-def test_a_gap_without_a_replay_makes_earlier_blocks_unknown_until_the_cache_is_cleared() -> None:
+def test_a_gap_without_a_replay_makes_earlier_blocks_unknown_until_the_cache_is_cleared():
     stream = Stream(can_replay=False)
     stream.order.on_connected()
     stream.sees(0, 1, 2, 5)
@@ -150,7 +148,7 @@ def test_a_gap_without_a_replay_makes_earlier_blocks_unknown_until_the_cache_is_
     assert (stream.order.state, stream.blocks) == (StreamState.FOLLOWING, 0)
 
 
-def test_a_gap_that_the_replay_no_longer_has_is_lost() -> None:
+def test_a_gap_that_the_replay_no_longer_has_is_lost():
     stream = connected(2)
     stream.sees(9)
     stream.replays(8, 9)
@@ -158,7 +156,7 @@ def test_a_gap_that_the_replay_no_longer_has_is_lost() -> None:
     assert (stream.order.state, stream.blocks, stream.counts) == (StreamState.PARTIAL, 2, (1, 1, 0))
 
 
-def test_a_replay_without_a_response_is_given_up_and_after_three_there_is_none_for_a_while() -> None:
+def test_a_replay_without_a_response_is_given_up_and_after_three_there_is_none_for_a_while():
     stream = connected(0)
     for failure in range(MAX_FAILURES):
         stream.sees(10 * (failure + 1))
@@ -173,7 +171,7 @@ def test_a_replay_without_a_response_is_given_up_and_after_three_there_is_none_f
     assert stream.order.state is StreamState.REPLAYING
 
 
-def test_a_message_between_replay_and_subscription_is_replayed_again() -> None:
+def test_a_message_between_replay_and_subscription_is_replayed_again():
     stream = connected(0)
     stream.sees(3)
     stream.replays(1, 2, ends=False)
@@ -187,7 +185,7 @@ def test_a_message_between_replay_and_subscription_is_replayed_again() -> None:
     assert (stream.order.state, stream.blocks) == (StreamState.FOLLOWING, 6)
 
 
-def test_what_waits_for_a_replay_is_bounded() -> None:
+def test_what_waits_for_a_replay_is_bounded():
     stream, payload = connected(0), payload_of([CLEARED]) + b"\xc0" * 0
     large = payload_of([stored([1], [1] * 4, padding="x" * 1_000_000)])
     count = MAX_WAITING_BYTES // len(large) + 2
@@ -201,7 +199,7 @@ def test_what_waits_for_a_replay_is_bounded() -> None:
     assert (stream.order.state, stream.blocks) == (StreamState.FOLLOWING, 0)
 
 
-def test_numbers_that_go_back_show_a_restart() -> None:
+def test_numbers_that_go_back_show_a_restart():
     stream = connected(5)
     stream.sees(1, engine=1)  # subscribers miss the first message of a restarted engine
     assert (stream.order.replay_from, stream.blocks, stream.counts) == (0, 0, (0, 0, 1))
@@ -216,7 +214,7 @@ def test_numbers_that_go_back_show_a_restart() -> None:
 
 
 @pytest.mark.parametrize("restarted", [[], [0, 1], [0, 1, 2, 3, 4, 5, 6]])
-def test_after_a_reconnection_the_last_message_shows_whether_the_engine_is_another_one(restarted: list[int]) -> None:
+def test_after_a_reconnection_the_last_message_shows_whether_the_engine_is_another_one(restarted):
     stream = connected(5)
     stream.order.on_disconnected()
     assert (stream.order.state, stream.order.is_followed, stream.blocks) == (StreamState.ESTIMATED, False, 6)
@@ -229,7 +227,7 @@ def test_after_a_reconnection_the_last_message_shows_whether_the_engine_is_anoth
     assert (stream.order.state, stream.blocks) == (StreamState.FOLLOWING, len(restarted))
 
 
-def test_after_a_reconnection_the_same_engine_is_followed_on() -> None:
+def test_after_a_reconnection_the_same_engine_is_followed_on():
     stream = connected(5)
     stream.order.on_disconnected()
     stream.order.on_connected()
@@ -242,7 +240,7 @@ def test_after_a_reconnection_the_same_engine_is_followed_on() -> None:
     assert (stream.order.state, stream.blocks) == (StreamState.PARTIAL, 2)
 
 
-def test_without_a_replay_a_reconnection_makes_earlier_blocks_unknown() -> None:
+def test_without_a_replay_a_reconnection_makes_earlier_blocks_unknown():
     for number, restarts, blocks in ((4, 0, 1), (9, 0, 1), (2, 1, 1)):
         stream = Stream(can_replay=False)
         stream.order.on_connected()
@@ -254,7 +252,7 @@ def test_without_a_replay_a_reconnection_makes_earlier_blocks_unknown() -> None:
         assert (stream.order.state, stream.order.restarts, stream.blocks) == (StreamState.PARTIAL, restarts, blocks)
 
 
-def test_a_payload_that_cannot_be_decoded_counts_as_lost_blocks() -> None:
+def test_a_payload_that_cannot_be_decoded_counts_as_lost_blocks():
     stream = connected(2)
     stream.take(stream.order.on_message(3, b"garbage"))
     assert (stream.order.state, stream.blocks, stream.order.malformed) == (StreamState.PARTIAL, 0, 1)
@@ -262,7 +260,7 @@ def test_a_payload_that_cannot_be_decoded_counts_as_lost_blocks() -> None:
     assert (stream.blocks, stream.order.malformed) == (1, 1)
 
 
-def test_events_of_another_rank_are_rejected() -> None:
+def test_events_of_another_rank_are_rejected():
     stream = Stream(can_replay=False, rank=1)
     stream.order.on_connected()
     stream.take(stream.order.on_message(0, payload_of([stored([1], [1] * 4)], rank=1)))
@@ -271,14 +269,14 @@ def test_events_of_another_rank_are_rejected() -> None:
     assert (stream.blocks, stream.order.malformed) == (0, 1)
 
 
-def test_a_late_replay_is_ignored() -> None:
+def test_a_late_replay_is_ignored():
     stream = connected(2)
     stream.replays(0, 1, 2)
     stream.take(stream.order.on_replay_failed())
     assert (stream.order.state, stream.blocks, stream.counts) == (StreamState.FOLLOWING, 3, (0, 0, 0))
 
 
-def test_the_lag_is_measured_and_the_age_ignores_the_difference_of_clocks() -> None:
+def test_the_lag_is_measured_and_the_age_ignores_the_difference_of_clocks():
     stream = connected(2)
     assert stream.order.lag_s is not None
     assert stream.order.lag_s > 1e6  # messages of this test have their numbers as times
@@ -286,7 +284,7 @@ def test_the_lag_is_measured_and_the_age_ignores_the_difference_of_clocks() -> N
     assert max(stored_s) == 1000.0
 
 
-def test_gap_after_gap_is_a_fault_of_the_stream_until_it_is_opened_again() -> None:
+def test_gap_after_gap_is_a_fault_of_the_stream_until_it_is_opened_again():
     stream = connected(0, can_replay=False)
     for number in range(2, 2 * MAX_LOSSES, 2):
         stream.sees(number)
@@ -298,7 +296,7 @@ def test_gap_after_gap_is_a_fault_of_the_stream_until_it_is_opened_again() -> No
     assert not stream.order.fault
 
 
-def test_rare_gaps_are_no_fault() -> None:
+def test_rare_gaps_are_no_fault():
     stream = connected(0, can_replay=False)
     for number in range(2, 40, 2):
         stream.now_s += LOSSES_S / (MAX_LOSSES - 1) + 1
@@ -306,7 +304,7 @@ def test_rare_gaps_are_no_fault() -> None:
         assert not stream.order.fault
 
 
-def test_an_engine_of_an_unsupported_release_is_a_fault_that_says_what_is_expected() -> None:
+def test_an_engine_of_an_unsupported_release_is_a_fault_that_says_what_is_expected():
     """vLLM before 0.24 encodes an event as an array."""
     stream = connected(0, can_replay=False)
     for number in range(1, 1 + MAX_MALFORMED):
@@ -318,7 +316,7 @@ def test_an_engine_of_an_unsupported_release_is_a_fault_that_says_what_is_expect
     assert not stream.order.fault
 
 
-def test_an_engine_that_serves_prompts_and_publishes_nothing_is_a_fault() -> None:
+def test_an_engine_that_serves_prompts_and_publishes_nothing_is_a_fault():
     stream = connected(0, can_replay=False)
     served = ServedPrompt([1], stream.now_s, 16.0, MIN_UNREPORTED_TOKENS + 100, 100, 5)
     cached = ServedPrompt([1], stream.now_s, 16.0, 5000, 4990, 5)

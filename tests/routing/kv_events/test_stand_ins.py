@@ -104,7 +104,7 @@ DOCUMENT = "some words of a document that everybody asks about " * 150
 
 
 @pytest.mark.parametrize("follows", [True, False])
-async def test_what_others_have_stored_elsewhere_is_found_if_events_are_followed(follows: bool) -> None:
+async def test_what_others_have_stored_elsewhere_is_found_if_events_are_followed(follows):
     with stand_ins(2) as replicas:
         async with router_before(replicas, follows=follows) as harness:
             for replica in replicas:
@@ -121,7 +121,7 @@ async def test_what_others_have_stored_elsewhere_is_found_if_events_are_followed
 
 
 @pytest.mark.parametrize("follows", [True, False])
-async def test_what_others_have_evicted_is_no_longer_expected_if_events_are_followed(follows: bool) -> None:
+async def test_what_others_have_evicted_is_no_longer_expected_if_events_are_followed(follows):
     with stand_ins(1, "--blocks", "513") as replicas:
         async with router_before(replicas, follows=follows) as harness:
             await send(harness, DOCUMENT)
@@ -137,7 +137,7 @@ async def test_what_others_have_evicted_is_no_longer_expected_if_events_are_foll
                 assert (await expected_hits(harness, DOCUMENT))[0] > 1000
 
 
-async def test_a_reset_of_the_cache_is_known_with_the_next_step() -> None:
+async def test_a_reset_of_the_cache_is_known_with_the_next_step():
     with stand_ins(1) as replicas:
         async with router_before(replicas) as harness:
             await send(harness, DOCUMENT)
@@ -147,7 +147,7 @@ async def test_a_reset_of_the_cache_is_known_with_the_next_step() -> None:
             await until_hits(harness, DOCUMENT, lambda hits: hits == [0])
 
 
-def test_the_stand_in_publishes_what_its_cache_holds() -> None:
+def test_the_stand_in_publishes_what_its_cache_holds():
     """All blocks that were stored and not removed fit into the cache, and their tokens are those of the prompts."""
     context = zmq.Context()
     try:
@@ -187,7 +187,7 @@ def test_the_stand_in_publishes_what_its_cache_holds() -> None:
 
 
 @pytest.mark.parametrize("text", ["{", '{"buffer_steps": "many"}'])
-def test_a_wrong_option_of_the_stand_in_is_an_error(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_option_of_the_stand_in_is_an_error(text, capsys):
     from routing.standin.replica import parse_settings
 
     with pytest.raises(SystemExit):

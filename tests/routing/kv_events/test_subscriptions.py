@@ -87,7 +87,7 @@ async def following(
         yield router, publisher, lambda: router.row(configuration)
 
 
-async def test_stored_and_removed_blocks_are_counted() -> None:
+async def test_stored_and_removed_blocks_are_counted():
     async with following() as (_, publisher, row):
         publisher.publish(stored([1, 2, 3], list(range(12))))
         await until(lambda: row()["blocks"] == 3, "three blocks")
@@ -99,7 +99,7 @@ async def test_stored_and_removed_blocks_are_counted() -> None:
         assert 0 <= row()["lag_s"] < DEADLINE_S
 
 
-async def test_offloaded_blocks_are_part_of_the_capacity() -> None:
+async def test_offloaded_blocks_are_part_of_the_capacity():
     async with following() as (router, publisher, row):
         replica = router.residency.replica(TARGET)
         assert replica is not None
@@ -112,7 +112,7 @@ async def test_offloaded_blocks_are_part_of_the_capacity() -> None:
         assert any(line.endswith("} 2") for line in router.subscriptions.lines() if "_offloaded_blocks{" in line)
 
 
-async def test_a_gap_is_replayed() -> None:
+async def test_a_gap_is_replayed():
     async with following() as (_, publisher, row):
         publisher.publish(stored([1], [1] * 4))
         await until(lambda: row()["blocks"] == 1, "the block")
@@ -124,7 +124,7 @@ async def test_a_gap_is_replayed() -> None:
 
 
 @alone
-async def test_a_replay_endpoint_that_does_not_respond_is_given_up_within_a_second() -> None:
+async def test_a_replay_endpoint_that_does_not_respond_is_given_up_within_a_second():
     async with following() as (_, publisher, row):
         publisher.answers_replays = False
         publisher.publish(stored([1], [1] * 4), is_lost=True)
@@ -137,7 +137,7 @@ async def test_a_replay_endpoint_that_does_not_respond_is_given_up_within_a_seco
         assert (row()["blocks"], row()["lost"]) == (1, 1)
 
 
-async def test_a_publisher_that_dies_leaves_the_estimate_and_its_successor_an_empty_cache() -> None:
+async def test_a_publisher_that_dies_leaves_the_estimate_and_its_successor_an_empty_cache():
     async with following() as (router, publisher, row):
         publisher.publish(stored([1, 2], [1] * 8))
         await until(lambda: row()["blocks"] == 2, "the blocks")
@@ -167,7 +167,7 @@ async def test_a_publisher_that_dies_leaves_the_estimate_and_its_successor_an_em
         [b"kv@x", b"\0" * 8, payload_of([{"type": "BlockStored", "block_hashes": ["x"]}])],
     ],
 )
-async def test_garbage_is_survived_and_makes_no_defect(frames: list[bytes], caplog: pytest.LogCaptureFixture) -> None:
+async def test_garbage_is_survived_and_makes_no_defect(frames, caplog):
     async with following(replays=False) as (_, publisher, row):
         publisher.pub.send_multipart(frames)
         publisher.publish(stored([1], [1] * 4), is_lost=True)
@@ -178,7 +178,7 @@ async def test_garbage_is_survived_and_makes_no_defect(frames: list[bytes], capl
     assert "defect" not in caplog.text
 
 
-async def test_messages_of_other_topics_are_not_received() -> None:
+async def test_messages_of_other_topics_are_not_received():
     async with following() as (_, publisher, row):
         publisher.pub.send_multipart([b"other", b"\0" * 8, payload_of([stored([9], [1] * 4)])])
         publisher.publish(stored([1], [1] * 4))
@@ -186,7 +186,7 @@ async def test_messages_of_other_topics_are_not_received() -> None:
         assert row()["messages"] == 1
 
 
-async def test_an_unchanged_source_is_followed_on_and_a_removed_one_is_closed() -> None:
+async def test_an_unchanged_source_is_followed_on_and_a_removed_one_is_closed():
     async with following() as (router, publisher, row):
         publisher.publish(stored([1], [1] * 4))
         await until(lambda: row()["blocks"] == 1, "the block")
@@ -201,7 +201,7 @@ async def test_an_unchanged_source_is_followed_on_and_a_removed_one_is_closed() 
         assert (entry.on_response, entry.expires) == (None, True)
 
 
-async def test_pools_that_do_not_compare_cached_prefixes_follow_nothing() -> None:
+async def test_pools_that_do_not_compare_cached_prefixes_follow_nothing():
     with opened() as (router, publisher):
         configuration = config(publisher, LeastLoadSettings())
         router.subscriptions.configure(configuration)
@@ -209,7 +209,7 @@ async def test_pools_that_do_not_compare_cached_prefixes_follow_nothing() -> Non
         assert '{pool="chat",replica="a",rank="0",state="unused"} 1' in "\n".join(router.subscriptions.lines())
 
 
-async def test_each_rank_has_the_next_port_and_its_own_blocks() -> None:
+async def test_each_rank_has_the_next_port_and_its_own_blocks():
     router = Router()
     publishers = adjacent_publishers()
     events = KvEvents(endpoint=publishers[0].endpoint)
@@ -245,7 +245,7 @@ def adjacent_publishers() -> list[KvPublisher]:
     raise AssertionError("no two adjacent ports are free")
 
 
-async def test_messages_that_a_slow_router_loses_are_replayed() -> None:
+async def test_messages_that_a_slow_router_loses_are_replayed():
     """The router takes nothing while its loop is busy, and the queues between are shorter than the burst."""
     async with following() as (_, publisher, row):
         for number in range(4000):
@@ -258,7 +258,7 @@ async def test_messages_that_a_slow_router_loses_are_replayed() -> None:
         assert row()["messages"] < 4001
 
 
-async def test_forbidden_addresses_are_not_connected_to(caplog: pytest.LogCaptureFixture) -> None:
+async def test_forbidden_addresses_are_not_connected_to(caplog):
     with opened() as (router, publisher):
         configuration = config(publisher)
         networks = ReplicaNetworks(forbidden=("127.0.0.0/8",))
@@ -272,9 +272,7 @@ async def test_forbidden_addresses_are_not_connected_to(caplog: pytest.LogCaptur
 
 
 @pytest.mark.plain_python(reason="replaces a method of a native object")
-async def test_a_defect_in_one_stream_does_not_end_the_others(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_defect_in_one_stream_does_not_end_the_others(monkeypatch, caplog):
     one, other, router = KvPublisher(), KvPublisher(), Router()
     replicas = tuple(
         ReplicaConfig(
@@ -307,7 +305,7 @@ async def test_a_defect_in_one_stream_does_not_end_the_others(
         other.close()
 
 
-async def test_metrics_show_every_stream() -> None:
+async def test_metrics_show_every_stream():
     async with following() as (router, publisher, row):
         publisher.publish(stored([1], [1] * 4))
         await until(lambda: row()["blocks"] == 1, "the block")
@@ -323,7 +321,7 @@ async def test_metrics_show_every_stream() -> None:
     assert json.dumps(row())
 
 
-async def test_a_length_of_one_wrong_bit_ends_the_stream_and_the_estimate_takes_over() -> None:
+async def test_a_length_of_one_wrong_bit_ends_the_stream_and_the_estimate_takes_over():
     """The stream was "following" and "complete" for ever, while everything later was thrown away."""
     connected = asyncio.Event()
 

@@ -40,7 +40,7 @@ def sent() -> bytes:
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 10_000])
-def test_messages_are_read_however_their_bytes_arrive(size: int) -> None:
+def test_messages_are_read_however_their_bytes_arrive(size):
     receiver, messages = Receiver(LIMIT), []
     data = sent()
     for at in range(0, len(data), size):
@@ -52,7 +52,7 @@ def test_messages_are_read_however_their_bytes_arrive(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 100, 100_000])
-def test_a_frame_over_the_limit_is_skipped_and_counts_as_empty(size: int) -> None:
+def test_a_frame_over_the_limit_is_skipped_and_counts_as_empty(size):
     receiver, messages = Receiver(LIMIT), []
     data = greeting_and_ready(b"PUB") + message([b"a", b"x" * (LIMIT + 1)]) + message([b"b", b"y"])
     for at in range(0, len(data), size):
@@ -62,7 +62,7 @@ def test_a_frame_over_the_limit_is_skipped_and_counts_as_empty(size: int) -> Non
     assert messages == [[b"a", b""], [b"b", b"y"]]
 
 
-def test_a_ping_gets_a_pong_with_its_context() -> None:
+def test_a_ping_gets_a_pong_with_its_context():
     receiver = Receiver(LIMIT)
     receiver.feed(greeting_and_ready(b"PUB") + frame(b"\x04PING\0\x0acontext", 4))
 
@@ -83,14 +83,14 @@ def test_a_ping_gets_a_pong_with_its_context() -> None:
         greeting_and_ready(b"PUB") + message([b""] * (MAX_FRAMES + 1)),
     ],
 )
-def test_other_protocols_and_unusual_frames_end_the_connection(data: bytes) -> None:
+def test_other_protocols_and_unusual_frames_end_the_connection(data):
     receiver = Receiver(LIMIT)
     receiver.feed(data)
     with pytest.raises(ProtocolError):
         taken(receiver)
 
 
-def test_damaged_bytes_raise_nothing_else() -> None:
+def test_damaged_bytes_raise_nothing_else():
     rng = random.Random(1)
     for _ in range(2000):
         data, receiver = bytearray(sent()), Receiver(LIMIT)
@@ -117,7 +117,7 @@ def send_without_reading(peer: socket.socket, data: bytes, connection: Connectio
         connection.read_bytes = 0
 
 
-def test_a_peer_that_sends_pings_and_does_not_read_is_lost() -> None:
+def test_a_peer_that_sends_pings_and_does_not_read_is_lost():
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection = Connection(server.getsockname(), b"SUB", b"", 0.0)
@@ -130,7 +130,7 @@ def test_a_peer_that_sends_pings_and_does_not_read_is_lost() -> None:
             connection.close()
 
 
-def test_a_silent_peer_is_asked_and_then_lost() -> None:
+def test_a_silent_peer_is_asked_and_then_lost():
     with socket.create_server(("127.0.0.1", 0)) as server:
         connection = Connection(server.getsockname(), b"SUB", b"", 0.0)
         peer, _ = server.accept()
@@ -150,7 +150,7 @@ def test_a_silent_peer_is_asked_and_then_lost() -> None:
             connection.close()
 
 
-def test_a_peer_that_never_gets_ready_is_lost() -> None:
+def test_a_peer_that_never_gets_ready_is_lost():
     with socket.create_server(("127.0.0.1", 0)) as server:
         connection = Connection(server.getsockname(), b"SUB", b"", 0.0)
         connection.check(event_stream.CONNECT_S)
@@ -160,7 +160,7 @@ def test_a_peer_that_never_gets_ready_is_lost() -> None:
 
 
 @pytest.mark.parametrize("size", [1 << 62, MAX_SKIPPED_BYTES + 1])
-def test_a_length_that_no_engine_sends_ends_the_connection(size: int) -> None:
+def test_a_length_that_no_engine_sends_ends_the_connection(size):
     """One wrong bit in a length; what follows would be skipped for ever."""
     receiver = Receiver(LIMIT)
     receiver.feed(greeting_and_ready(b"PUB") + b"\x02" + size.to_bytes(8, "big") + b"x" * 100)
@@ -168,7 +168,7 @@ def test_a_length_that_no_engine_sends_ends_the_connection(size: int) -> None:
         receiver.next_message()
 
 
-def test_a_message_that_does_not_end_ends_the_connection_although_bytes_arrive() -> None:
+def test_a_message_that_does_not_end_ends_the_connection_although_bytes_arrive():
     with socket.create_server(("127.0.0.1", 0)) as server:
         connection = Connection(server.getsockname(), b"SUB", b"", 0.0)
         peer, _ = server.accept()

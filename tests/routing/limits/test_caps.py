@@ -28,7 +28,7 @@ def check(path: str, fields: Any, caps: Caps = CAPS) -> None:
 
 
 @pytest.mark.parametrize("field", ["n", "best_of"])
-def test_by_default_only_the_number_of_choices_is_capped(field: str) -> None:
+def test_by_default_only_the_number_of_choices_is_capped(field):
     check(COMPLETION, {field: 128, "max_tokens": 10**9, "logprobs": 10**6, "prompt": ["a"] * 1000}, Caps())
     with pytest.raises(BodyError, match="at most 128 here") as caught:
         check(COMPLETION, {field: 129}, Caps())
@@ -36,7 +36,7 @@ def test_by_default_only_the_number_of_choices_is_capped(field: str) -> None:
     assert caught.value.param == field
 
 
-def test_bodies_without_capped_parameters_need_no_check() -> None:
+def test_bodies_without_capped_parameters_need_no_check():
     capped_by_default = {"n", "best_of"}  # the parameters that ``n`` caps
     assert {name for name in Caps.__struct_fields__ if getattr(Caps(), name) is not None} == {"n"}
     for field in NUMBERS:
@@ -46,7 +46,7 @@ def test_bodies_without_capped_parameters_need_no_check() -> None:
 
 @pytest.mark.parametrize(("field", "cap"), NUMBERS.items())
 @pytest.mark.parametrize("path", [CHAT, COMPLETION, EMBEDDING, RESPONSE])
-def test_numbers_are_capped_and_other_types_rejected(path: str, field: str, cap: int) -> None:
+def test_numbers_are_capped_and_other_types_rejected(path, field, cap):
     for value in (None, 0, 1, cap, float(cap), True):
         check(path, {field: value})
     for value in (cap + 1, -1, cap + 1.0, float(10**30), 10**30, str(cap), str(cap + 1), [cap + 1], {}, "", 0.5):
@@ -56,14 +56,14 @@ def test_numbers_are_capped_and_other_types_rejected(path: str, field: str, cap:
 
 
 @pytest.mark.parametrize("body", [b'{"n":1,"n":5}', b'{"n":1,"\\u006e":5}', b'{"model":"m","messages":5,"n":5}'])
-def test_the_last_of_several_members_counts_as_for_the_engine(body: bytes) -> None:
+def test_the_last_of_several_members_counts_as_for_the_engine(body):
     with pytest.raises(BodyError):
         check_caps(parse_body(CHAT, body), CAPS)
     assert json.loads(body)["n"] == 5
 
 
 @pytest.mark.parametrize(("path", "field"), [(COMPLETION, "prompt"), (EMBEDDING, "input")])
-def test_prompts_are_counted_and_token_ids_are_one_prompt(path: str, field: str) -> None:
+def test_prompts_are_counted_and_token_ids_are_one_prompt(path, field):
     for value in ("a", ["a", "b"], [1, 2, 3, 4], [[1, 2], [3]], [], None):
         check(path, {field: value})
     for value in (["a"] * 3, [[1]] * 3):
@@ -72,7 +72,7 @@ def test_prompts_are_counted_and_token_ids_are_one_prompt(path: str, field: str)
         assert caught.value.param == field
 
 
-def test_embedded_prompts_count_too() -> None:
+def test_embedded_prompts_count_too():
     for fields in (
         {"prompt_embeds": "AAAA"},
         {"prompt_embeds": ["AAAA"], "prompt": "a"},
@@ -104,7 +104,7 @@ DENIED = (
 
 
 @pytest.mark.parametrize("kind", ["image_url", "video_url", "audio_url"])
-def test_media_must_be_on_allowed_hosts(kind: str) -> None:
+def test_media_must_be_on_allowed_hosts(kind):
     for url in ALLOWED:
         check(CHAT, image({"url": url, "detail": "low"}, kind))
         check(CHAT, image(url, kind))
@@ -121,14 +121,14 @@ def test_media_must_be_on_allowed_hosts(kind: str) -> None:
         *((RESPONSE, "input"), (RESPONSE, "previous_input_messages")),
     ],
 )
-def test_media_is_found_in_every_field(path: str, field: str) -> None:
+def test_media_is_found_in_every_field(path, field):
     part = {"type": "input_image", "image_url": "https://evil.example/a"}
     for items in ([{"role": "user", "content": [part]}], [{"role": 5, "content": part}], [{"content": [[part]]}]):
         with pytest.raises(BodyError):
             check(path, {field: items})
 
 
-def test_media_is_found_at_any_depth() -> None:
+def test_media_is_found_at_any_depth():
     """JSON parsers allow deeper nesting than Python's stack, so the search must not recurse."""
     content: Any = {"image_url": "https://evil.example/a"}
     for _ in range(100_000):
@@ -137,7 +137,7 @@ def test_media_is_found_at_any_depth() -> None:
         check_caps(ChatBody(messages=[Message(role="user", content=content)]), CAPS)
 
 
-def test_without_hosts_only_data_urls_are_allowed() -> None:
+def test_without_hosts_only_data_urls_are_allowed():
     inline = Caps(media_hosts=())
     check(CHAT, image(ALLOWED[0]), inline)
     check(CHAT, {"messages": [{"role": "user", "content": "https://evil.example/a"}]}, inline)
@@ -171,5 +171,5 @@ def test_without_hosts_only_data_urls_are_allowed() -> None:
         (RESPONSE, {"max_completion_tokens": 5}, ("max_output_tokens", 100)),
     ],
 )
-def test_a_missing_length_is_added(path: str, fields: Any, added: tuple[str, int] | None) -> None:
+def test_a_missing_length_is_added(path, fields, added):
     assert length_to_add(parse_body(path, json.dumps(fields).encode()), 100) == added

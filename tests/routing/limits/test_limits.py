@@ -20,9 +20,7 @@ steps = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 50)), max_size=100)
 
 
 @given(steps, st.floats(0.1, 10), st.integers(1, 20))
-def test_a_budget_allows_at_most_the_burst_and_the_rate(
-    steps: list[tuple[float, float]], per_s: float, burst: int
-) -> None:
+def test_a_budget_allows_at_most_the_burst_and_the_rate(steps, per_s, burst):
     budget, now, spent, dearest = Budget(per_s, burst, 0.0), 0.0, 0.0, 0.0
     for pause, amount in steps:
         now += pause
@@ -35,9 +33,7 @@ def test_a_budget_allows_at_most_the_burst_and_the_rate(
 
 
 @given(steps, st.floats(0.1, 10), st.integers(1, 20))
-def test_units_are_available_after_the_reported_wait(
-    steps: list[tuple[float, float]], per_s: float, burst: int
-) -> None:
+def test_units_are_available_after_the_reported_wait(steps, per_s, burst):
     budget, now = Budget(per_s, burst, 0.0), 0.0
     for pause, amount in steps:
         now += pause
@@ -45,7 +41,7 @@ def test_units_are_available_after_the_reported_wait(
         assert budget.wait_s(now + budget.wait_s(now)) == pytest.approx(0.0, abs=1e-6)
 
 
-def test_an_overdrawn_budget_refills_to_its_capacity() -> None:
+def test_an_overdrawn_budget_refills_to_its_capacity():
     budget = Budget(2.0, 10, 0.0)
     budget.spend(15, 0.0)
 
@@ -54,7 +50,7 @@ def test_an_overdrawn_budget_refills_to_its_capacity() -> None:
     assert budget.available(1e9) == 10
 
 
-def test_a_new_rate_adds_no_units() -> None:
+def test_a_new_rate_adds_no_units():
     for capacity, left in ((100, 3), (2, 2)):
         budget = Budget(1.0, 10, 0.0)
         budget.spend(8, 0.0)
@@ -62,7 +58,7 @@ def test_a_new_rate_adds_no_units() -> None:
         assert budget.available(1.0) == left
 
 
-def test_a_new_rate_applies_from_now_on() -> None:
+def test_a_new_rate_applies_from_now_on():
     budget = Budget(1.0, 10, 0.0)
     budget.spend(10, 0.0)
     budget.configure(100.0, 100, 5.0)
@@ -77,20 +73,20 @@ def spend_all(budget: RetryBudget) -> int:
     return count
 
 
-def test_the_floor_applies_without_traffic() -> None:
+def test_the_floor_applies_without_traffic():
     budget = RetryBudget(0.2, 10)
     assert spend_all(budget) == 10 * WINDOW_S
     assert budget.rejected == 1
 
 
-def test_traffic_allows_a_share_of_retries() -> None:
+def test_traffic_allows_a_share_of_retries():
     budget = RetryBudget(0.2, 0)
     budget.tick(100, 0)
     budget.tick(101, 1000)
     assert spend_all(budget) == 200
 
 
-def test_old_traffic_and_retries_do_not_count() -> None:
+def test_old_traffic_and_retries_do_not_count():
     budget = RetryBudget(0.2, 1)
     budget.tick(100, 0)
     budget.tick(101, 10_000)
@@ -100,7 +96,7 @@ def test_old_traffic_and_retries_do_not_count() -> None:
     assert spend_all(budget) == WINDOW_S
 
 
-def test_retries_stay_below_ratio_and_floor() -> None:
+def test_retries_stay_below_ratio_and_floor():
     chance = random.Random(7)
     budget, requests, tries, now = RetryBudget(0.2, 10), 0, 0, 50.0
     for _ in range(4000):
@@ -155,7 +151,7 @@ def end_oldest(limiter: ConcurrencyLimiter) -> QueuedRequest:
 
 
 @pytest.mark.parametrize(("priority", "rejected"), [(0, 5), (4, 5), (5, 5), (9, 9)])
-def test_a_full_queue_rejects_the_newest_request_of_the_least_urgent_priority(priority: int, rejected: int) -> None:
+def test_a_full_queue_rejects_the_newest_request_of_the_least_urgent_priority(priority, rejected):
     limiter = build_limiter()
     requests = [QueuedRequest(), QueuedRequest(5), QueuedRequest(1), QueuedRequest(priority)]
     assert [limiter.acquire(request) for request in requests] == [True, False, False, False]
@@ -164,7 +160,7 @@ def test_a_full_queue_rejects_the_newest_request_of_the_least_urgent_priority(pr
     assert (limiter.waiting, limiter.rejected[RejectionCause.FULL]) == (2, 1)
 
 
-def test_a_full_queue_keeps_a_request_that_has_become_most_urgent_by_waiting() -> None:
+def test_a_full_queue_keeps_a_request_that_has_become_most_urgent_by_waiting():
     clock = Clock()
     limiter = build_limiter(1, 4, 10.0, clock)
     requests = [QueuedRequest(flow="a"), QueuedRequest(9, "a"), *(QueuedRequest(0, "a") for _ in range(3))]
@@ -176,7 +172,7 @@ def test_a_full_queue_keeps_a_request_that_has_become_most_urgent_by_waiting() -
     assert [bool(request.events) for request in requests] == [False, False, False, False, True]
 
 
-def test_a_waiter_is_rejected_after_the_longest_wait() -> None:
+def test_a_waiter_is_rejected_after_the_longest_wait():
     clock = Clock()
     limiter = build_limiter(clock=clock)
     first, second = QueuedRequest(3), QueuedRequest(0)
@@ -189,7 +185,7 @@ def test_a_waiter_is_rejected_after_the_longest_wait() -> None:
     assert (first.events, second.events, limiter.waiting) == ([RejectionCause.TIMEOUT], [], 1)
 
 
-def test_new_limits_admit_waiters_at_once() -> None:
+def test_new_limits_admit_waiters_at_once():
     limiter, requests = build_limiter(1, 9), [QueuedRequest() for _ in range(5)]
     for request in requests:
         limiter.acquire(request)
@@ -201,7 +197,7 @@ def test_new_limits_admit_waiters_at_once() -> None:
     assert limiter.acquire(QueuedRequest()) is False, "a lower limit removes no running request and admits no new one"
 
 
-def test_retry_after_follows_the_pace() -> None:
+def test_retry_after_follows_the_pace():
     clock = Clock()
     limiter = build_limiter(1, 100, clock=clock)
     for _ in range(31):
@@ -216,7 +212,7 @@ def test_retry_after_follows_the_pace() -> None:
     assert limiter.retry_after_s == 60
 
 
-def test_the_pace_is_measured_at_the_limit_only() -> None:
+def test_the_pace_is_measured_at_the_limit_only():
     clock = Clock()
     limiter = build_limiter(2, 100, clock=clock)
     for _ in range(2):
@@ -235,13 +231,13 @@ def test_the_pace_is_measured_at_the_limit_only() -> None:
     assert limiter.retry_after_s == 15, "0.5 s each for 28 waiters and the new request"
 
 
-def test_a_share_of_the_limits_is_at_least_one() -> None:
+def test_a_share_of_the_limits_is_at_least_one():
     limiter = ConcurrencyLimiter(ConcurrencyConfig(max_running=10, max_waiting=3), Clock(), share=0.25)
     assert [limiter.acquire(QueuedRequest()) for _ in range(5)] == [True] * 3 + [False] * 2
     assert limiter.waiting == 1
 
 
-def test_counts_are_correct_after_any_sequence() -> None:
+def test_counts_are_correct_after_any_sequence():
     rng, clock = random.Random(2), Clock()
     limiter = build_limiter(4, 6, 3.0, clock)
     admitted: list[QueuedRequest] = []
@@ -275,7 +271,7 @@ costs = st.integers(MIN_TOKENS, 1000)
 
 
 @given(st.lists(st.tuples(st.lists(costs, min_size=20, max_size=20), st.sampled_from([0.5, 1.0, 4.0])), min_size=2))
-def test_flows_that_wait_get_work_by_their_weights(flows: list[tuple[list[int], float]]) -> None:
+def test_flows_that_wait_get_work_by_their_weights(flows):
     limiter = build_limiter(1, 10_000)
     limiter.acquire(QueuedRequest(flow="before"))
     for tokens, weight in flows:
@@ -293,7 +289,7 @@ def test_flows_that_wait_get_work_by_their_weights(flows: list[tuple[list[int], 
             assert abs(admitted[one] - admitted[other]) <= dearest[one] + dearest[other] + 1e-6
 
 
-def test_a_flow_is_charged_for_what_its_requests_really_were() -> None:
+def test_a_flow_is_charged_for_what_its_requests_really_were():
     limiter = build_limiter(4, 10_000)
     work = {"short": 100, "long": 1000}
     done = dict.fromkeys(work, 0)
@@ -310,8 +306,8 @@ def test_a_flow_is_charged_for_what_its_requests_really_were() -> None:
 
 @given(st.integers(1, 9), st.integers(1, 8), st.lists(costs, min_size=40, max_size=40), st.integers(0, 39))
 def test_a_request_of_any_priority_is_among_the_next_once_it_has_waited_for_half_of_the_limit(
-    priority: int, others: int, tokens: list[int], waits_behind: int
-) -> None:
+    priority, others, tokens, waits_behind
+):
     clock = Clock()
     limiter = build_limiter(1, 10_000, 10.0, clock)
     limiter.acquire(QueuedRequest())
@@ -336,9 +332,7 @@ def test_a_request_of_any_priority_is_among_the_next_once_it_has_waited_for_half
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcde"), costs), min_size=30, max_size=80))
-def test_a_full_queue_rejects_the_newest_request_of_the_flow_with_the_most_work_waiting(
-    arrivals: list[tuple[str, int]],
-) -> None:
+def test_a_full_queue_rejects_the_newest_request_of_the_flow_with_the_most_work_waiting(arrivals):
     limiter, waiting = build_limiter(1, 10), list[QueuedRequest]()
     limiter.acquire(QueuedRequest())
     for flow, tokens in arrivals:
@@ -358,7 +352,7 @@ def test_a_full_queue_rejects_the_newest_request_of_the_flow_with_the_most_work_
 
 
 @pytest.mark.parametrize("on_missed", list(ObjectiveMissed))
-def test_requests_with_an_objective_go_first_in_their_flow_while_it_can_be_kept(on_missed: ObjectiveMissed) -> None:
+def test_requests_with_an_objective_go_first_in_their_flow_while_it_can_be_kept(on_missed):
     clock = Clock()
     config = ConcurrencyConfig(max_running=1, max_wait_s=100.0, on_objective_missed=on_missed)
     limiter = ConcurrencyLimiter(config, clock)
@@ -380,7 +374,7 @@ def test_requests_with_an_objective_go_first_in_their_flow_while_it_can_be_kept(
     assert order == ["tight", "of another flow", "loose", "plain"] + ([] if is_shed else ["late"])
 
 
-def test_a_flow_that_pauses_gets_no_credit_for_the_past() -> None:
+def test_a_flow_that_pauses_gets_no_credit_for_the_past():
     limiter = build_limiter(1, 1000)
     limiter.acquire(QueuedRequest(flow="pauses", prompt_tokens=100))
     for _ in range(100):
@@ -409,7 +403,7 @@ def end_newest(limiter: ConcurrencyLimiter, count: int) -> list[str]:
     return ended
 
 
-def test_a_long_response_is_not_charged_for_what_its_flow_left_to_others_meanwhile() -> None:
+def test_a_long_response_is_not_charged_for_what_its_flow_left_to_others_meanwhile():
     limiter = build_limiter(2, 10_000)
     long = QueuedRequest(0, "light", 16)
     limiter.acquire(long)
@@ -422,7 +416,7 @@ def test_a_long_response_is_not_charged_for_what_its_flow_left_to_others_meanwhi
     assert "light" in end_newest(limiter, 5)
 
 
-def test_an_estimate_that_the_virtual_time_has_passed_is_not_given_back() -> None:
+def test_an_estimate_that_the_virtual_time_has_passed_is_not_given_back():
     limiter = build_limiter(2, 10_000)
     short = QueuedRequest(0, "lucky", 100_000)
     limiter.acquire(short)
@@ -433,7 +427,7 @@ def test_an_estimate_that_the_virtual_time_has_passed_is_not_given_back() -> Non
     assert Counter(end_newest(limiter, 400))["busy"] == pytest.approx(200, abs=5)
 
 
-def test_an_idle_limiter_forgives_what_responses_cost_beyond_their_estimates() -> None:
+def test_an_idle_limiter_forgives_what_responses_cost_beyond_their_estimates():
     limiter = build_limiter(1, 1000)
     long = QueuedRequest(flow="a")
     limiter.acquire(long)
@@ -443,7 +437,7 @@ def test_an_idle_limiter_forgives_what_responses_cost_beyond_their_estimates() -
     assert "a" in end_newest(limiter, 4)
 
 
-def test_a_corrected_flow_waits_behind_its_new_tag_only() -> None:
+def test_a_corrected_flow_waits_behind_its_new_tag_only():
     limiter = build_limiter(2, 1000)
     dear, next_one = QueuedRequest(0, "a", 10_000), QueuedRequest(0, "a", 100)
     limiter.acquire(QueuedRequest(0, "busy"))
@@ -456,7 +450,7 @@ def test_a_corrected_flow_waits_behind_its_new_tag_only() -> None:
     assert "a" in end_newest(limiter, 6)
 
 
-def test_disconnecting_before_the_usage_is_reported_saves_nothing() -> None:
+def test_disconnecting_before_the_usage_is_reported_saves_nothing():
     clock = Clock()
     limiter, tokens = build_limiter(4, 20_000, 1e6, clock), Counter[str]()
     for number in range(16):
@@ -476,9 +470,7 @@ def test_disconnecting_before_the_usage_is_reported_saves_nothing() -> None:
 
 
 @pytest.mark.parametrize("priority", [0, 9])
-def test_a_request_without_objective_is_next_in_its_flow_once_it_has_waited_for_half_of_the_limit(
-    priority: int,
-) -> None:
+def test_a_request_without_objective_is_next_in_its_flow_once_it_has_waited_for_half_of_the_limit(priority):
     clock, plain = Clock(), QueuedRequest(priority, "a", 100)
     limiter = build_limiter(1, 100, 10.0, clock)
     limiter.acquire(QueuedRequest())
@@ -490,7 +482,7 @@ def test_a_request_without_objective_is_next_in_its_flow_once_it_has_waited_for_
     assert plain.events == ["admitted"]
 
 
-def test_flows_that_are_forgotten_leave_nothing() -> None:
+def test_flows_that_are_forgotten_leave_nothing():
     limiter = build_limiter(1, 1000)
     backlog(limiter, "busy", 2)
     for number in range(5000):
@@ -502,7 +494,7 @@ def test_flows_that_are_forgotten_leave_nothing() -> None:
 
 
 @pytest.mark.parametrize("left", [0, 1000])
-def test_objectives_of_requests_that_have_left_are_forgotten_but_not_each_time(left: int) -> None:
+def test_objectives_of_requests_that_have_left_are_forgotten_but_not_each_time(left):
     clock = Clock()
     limiter = build_limiter(1, 10_000, 10.0, clock)
     limiter.acquire(QueuedRequest())

@@ -17,7 +17,7 @@ from tests.routing.workers.harness import serving
 CONFIG = ["--config", "fleet.json", "--name", "picker-1"]  # of the README's command
 
 
-def test_the_port_and_the_number_of_fallbacks_have_variables_of_their_own() -> None:
+def test_the_port_and_the_number_of_fallbacks_have_variables_of_their_own():
     defaults = read_picker_settings(CONFIG, {})
     environ = {"WARMPATH_PICKER_PORT": "9100", "WARMPATH_PICKER_FALLBACKS": "0", "WARMPATH_ROUTER_PORT": "1"}
     settings = read_picker_settings(CONFIG, environ)
@@ -29,14 +29,14 @@ def test_the_port_and_the_number_of_fallbacks_have_variables_of_their_own() -> N
         read_picker_settings(CONFIG, {"WARMPATH_PICKER_FALLBACKS": "9"})
 
 
-def test_a_router_has_no_fallbacks_and_a_picker_no_workers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_router_has_no_fallbacks_and_a_picker_no_workers(capsys):
     for read, option in ((read_settings, "--fallbacks"), (read_picker_settings, "--workers")):
         with pytest.raises(SystemExit):
             read([*CONFIG, option, "1"], {})
         assert f"unrecognized arguments: {option}" in capsys.readouterr().err
 
 
-async def test_the_command_serves_until_a_signal(tmp_path: Path) -> None:
+async def test_the_command_serves_until_a_signal(tmp_path):
     async with serving(tmp_path, config(replicas(1)), subcommand="picker") as picker:
         async with connected(picker.port) as channel:
             assert await health(channel, "readiness") == 1
@@ -44,7 +44,7 @@ async def test_the_command_serves_until_a_signal(tmp_path: Path) -> None:
         assert await picker.end() == 0
 
 
-def test_without_its_packages_the_command_names_the_extra(tmp_path: Path) -> None:
+def test_without_its_packages_the_command_names_the_extra(tmp_path):
     (tmp_path / "grpc.py").write_text("raise ImportError('no grpc')")
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[3]}"}
     command = [sys.executable, "-m", "routing", "picker", *CONFIG]

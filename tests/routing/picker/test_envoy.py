@@ -177,7 +177,7 @@ async def gateway(started: Gateway) -> Gateway:
     return started
 
 
-async def test_the_first_endpoint_serves_and_the_others_follow_in_the_header(gateway: Gateway) -> None:
+async def test_the_first_endpoint_serves_and_the_others_follow_in_the_header(gateway):
     status, headers, body = await gateway.chat()
 
     (served,) = [replica for replica in gateway.replicas if replica.calls]
@@ -188,7 +188,7 @@ async def test_the_first_endpoint_serves_and_the_others_follow_in_the_header(gat
     assert "x-gateway-destination-endpoint-served" not in headers
 
 
-async def test_envoy_finds_the_endpoint_in_the_dynamic_metadata(gateway: Gateway) -> None:
+async def test_envoy_finds_the_endpoint_in_the_dynamic_metadata(gateway):
     for _ in range(3):
         status, headers, _ = await gateway.chat(listener="by_metadata")
         assert status == 200
@@ -197,7 +197,7 @@ async def test_envoy_finds_the_endpoint_in_the_dynamic_metadata(gateway: Gateway
         served.calls.clear()
 
 
-async def test_only_endpoints_of_the_subset_hint_are_chosen(gateway: Gateway) -> None:
+async def test_only_endpoints_of_the_subset_hint_are_chosen(gateway):
     for _ in range(3):
         _, headers, _ = await gateway.chat(listener="hinted")
         assert headers["x-warmpath-replica"] == gateway.replicas[1].name
@@ -205,16 +205,14 @@ async def test_only_endpoints_of_the_subset_hint_are_chosen(gateway: Gateway) ->
     assert [len(replica.calls) for replica in gateway.replicas] == [0, 3, 0]
 
 
-async def test_a_cluster_of_original_destinations_gets_one_endpoint(gateway: Gateway) -> None:
+async def test_a_cluster_of_original_destinations_gets_one_endpoint(gateway):
     status, headers, _ = await gateway.chat(listener="original_destination")
 
     assert (status, headers["x-warmpath-replica"]) == (200, gateway.replicas[2].name)
 
 
 @pytest.mark.parametrize("listener", ["clients", "by_attribute"])
-async def test_the_next_endpoint_serves_while_the_first_is_down_and_gets_the_request_counted(
-    gateway: Gateway, listener: str
-) -> None:
+async def test_the_next_endpoint_serves_while_the_first_is_down_and_gets_the_request_counted(gateway, listener):
     down = gateway.replicas[0]
     down.kill()
     retries = {"pool": "chat", "replica": down.name, "cause": "proxy"}
@@ -233,7 +231,7 @@ async def test_the_next_endpoint_serves_while_the_first_is_down_and_gets_the_req
     assert await gateway.metric("retries_total", retries) == before + 1
 
 
-async def test_a_large_body_arrives_unchanged(gateway: Gateway) -> None:
+async def test_a_large_body_arrives_unchanged(gateway):
     body = chat_body(text="0123456789" * 200_000)
 
     status, _, _ = await gateway.chat(body)
@@ -243,7 +241,7 @@ async def test_a_large_body_arrives_unchanged(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("listener", ["clients", "buffered"])
-async def test_usage_of_a_stream_is_known_though_the_client_did_not_ask(gateway: Gateway, listener: str) -> None:
+async def test_usage_of_a_stream_is_known_though_the_client_did_not_ask(gateway, listener):
     for replica in gateway.replicas:
         replica.script = streaming(TOKEN, TOKEN + USAGE_EVENT, DONE)
 
@@ -257,7 +255,7 @@ async def test_usage_of_a_stream_is_known_though_the_client_did_not_ask(gateway:
     assert 0 < decision["ttft_s"] <= decision["latency_s"]
 
 
-async def test_a_buffered_body_is_sent_by_envoy_itself(gateway: Gateway) -> None:
+async def test_a_buffered_body_is_sent_by_envoy_itself(gateway):
     status, _, body = await gateway.chat(listener="buffered")
 
     (call,) = [call for replica in gateway.replicas for call in replica.calls]
@@ -265,7 +263,7 @@ async def test_a_buffered_body_is_sent_by_envoy_itself(gateway: Gateway) -> None
     assert call.header(b"content-length") == [b"%d" % len(BODY)]
 
 
-async def test_without_a_picker_envoy_fails_open_or_closed_as_configured(gateway: Gateway) -> None:
+async def test_without_a_picker_envoy_fails_open_or_closed_as_configured(gateway):
     open_status, _, body = await gateway.chat(listener="open")
     closed_status, _, _ = await gateway.chat(listener="closed")
 
@@ -273,7 +271,7 @@ async def test_without_a_picker_envoy_fails_open_or_closed_as_configured(gateway
     assert len([call for replica in gateway.replicas for call in replica.calls]) == 1
 
 
-async def test_a_client_that_disconnects_releases_its_load(gateway: Gateway) -> None:
+async def test_a_client_that_disconnects_releases_its_load(gateway):
     held = Held()
     for replica in gateway.replicas:
         replica.script = held
@@ -286,7 +284,7 @@ async def test_a_client_that_disconnects_releases_its_load(gateway: Gateway) -> 
     held.go.set()
 
 
-async def test_the_picker_responds_itself_where_no_replica_is_needed(gateway: Gateway) -> None:
+async def test_the_picker_responds_itself_where_no_replica_is_needed(gateway):
     base = f"http://127.0.0.1:{gateway.ports['clients']}"
     async with gateway.http.get(f"{base}/v1/models") as models, gateway.http.get(f"{base}/nothing") as missing:
         listed = await models.json()

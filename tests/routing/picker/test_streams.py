@@ -7,7 +7,6 @@ import gc
 import gzip
 import json
 import tracemalloc
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -79,7 +78,7 @@ async def decisions(harness: Harness) -> list[dict[str, Any]]:
     return page["decisions"]
 
 
-async def test_header_and_metadata_name_the_same_endpoints_once_each() -> None:
+async def test_header_and_metadata_name_the_same_endpoints_once_each():
     three = replicas()
     async with picking(fleet(three), fallbacks=8) as (_, channel):
         picked = await EnvoyStream(channel).request(headers=[(ENDPOINT, "10.9.9.9:1")])
@@ -89,14 +88,14 @@ async def test_header_and_metadata_name_the_same_endpoints_once_each() -> None:
     assert picked.body == BODY
 
 
-async def test_the_number_of_fallbacks_is_a_setting() -> None:
+async def test_the_number_of_fallbacks_is_a_setting():
     async with picking(fleet(replicas()), fallbacks=0) as (_, channel):
         picked = await EnvoyStream(channel).request()
 
     assert len(picked.endpoints) == 1
 
 
-async def test_choices_are_those_of_the_router() -> None:
+async def test_choices_are_those_of_the_router():
     three = replicas()
     whole = fleet(three, settings=PrefixHashSettings(slack_s=60))
     by_name = {three[number].name: endpoint(three[number]) for number in range(3)}
@@ -109,7 +108,7 @@ async def test_choices_are_those_of_the_router() -> None:
             assert picked.endpoints[0] == by_name[explanation["replica"]]
 
 
-async def test_fallbacks_do_not_take_turns_of_round_robin() -> None:
+async def test_fallbacks_do_not_take_turns_of_round_robin():
     three = replicas()
     async with picking(fleet(three), fallbacks=2) as (_, channel):
         first = [(await EnvoyStream(channel).request()).endpoints[0] for _ in range(6)]
@@ -117,7 +116,7 @@ async def test_fallbacks_do_not_take_turns_of_round_robin() -> None:
     assert sorted(first) == sorted(2 * [endpoint(replica) for replica in three])
 
 
-async def test_a_subset_without_an_eligible_replica_gets_503() -> None:
+async def test_a_subset_without_an_eligible_replica_gets_503():
     three = replicas()
     async with picking(fleet(three)) as (harness, channel):
         for subset in ([], ["127.0.0.1:9"], ["no endpoint"]):
@@ -127,7 +126,7 @@ async def test_a_subset_without_an_eligible_replica_gets_503() -> None:
         assert harness.router.services.in_flight == 1
 
 
-async def test_an_address_of_ipv6_matches_in_any_spelling() -> None:
+async def test_an_address_of_ipv6_matches_in_any_spelling():
     whole = fleet(replicas(2))
     members = (ReplicaConfig(name="six", url="http://[fd00::1]:8000"), *whole.pools[0].replicas)
     six = replace(whole, pools=(replace(whole.pools[0], replicas=members),))
@@ -137,7 +136,7 @@ async def test_an_address_of_ipv6_matches_in_any_spelling() -> None:
     assert picked.endpoints == ["[fd00::1]:8000"]
 
 
-async def test_replicas_that_envoy_cannot_reach_by_address_are_never_chosen(caplog: pytest.LogCaptureFixture) -> None:
+async def test_replicas_that_envoy_cannot_reach_by_address_are_never_chosen(caplog):
     whole = fleet(replicas(1))
     urls = ("http://gpu-1:8000", "https://10.0.0.1:8000", "http://10.0.0.2:8000/base")
     others = tuple(ReplicaConfig(name=f"other-{number}", url=url) for number, url in enumerate(urls))
@@ -150,7 +149,7 @@ async def test_replicas_that_envoy_cannot_reach_by_address_are_never_chosen(capl
     assert len(logged) == 3
 
 
-async def test_a_large_body_comes_back_in_chunks_and_its_trailers_follow() -> None:
+async def test_a_large_body_comes_back_in_chunks_and_its_trailers_follow():
     body = chat_body(text="0123456789" * 40_000)
     async with picking(fleet(replicas())) as (harness, channel):
         picked = await EnvoyStream(channel).request(body, chunks=7, has_trailers=True)
@@ -163,7 +162,7 @@ async def test_a_large_body_comes_back_in_chunks_and_its_trailers_follow() -> No
         assert harness.router.unfinished_body_bytes == 0
 
 
-async def test_a_buffered_body_is_replaced_only_if_it_changed() -> None:
+async def test_a_buffered_body_is_replaced_only_if_it_changed():
     async with picking(fleet(replicas())) as (_, channel):
         same = await EnvoyStream(channel).request(mode=BUFFERED, response_mode=STREAMED)
         changed = await EnvoyStream(channel).request(STREAM, mode=BUFFERED, response_mode=STREAMED)
@@ -176,7 +175,7 @@ async def test_a_buffered_body_is_replaced_only_if_it_changed() -> None:
     assert same.metadata == same.fields[ENDPOINT]
 
 
-async def test_bodies_that_are_not_sent_whole_are_rejected() -> None:
+async def test_bodies_that_are_not_sent_whole_are_rejected():
     async with picking(fleet(replicas())) as (_, channel):
         stream = EnvoyStream(channel)
         await stream.send(request_headers={"headers": head(b"/v1/chat/completions")}, protocol_config={})
@@ -184,7 +183,7 @@ async def test_bodies_that_are_not_sent_whole_are_rejected() -> None:
         assert await stream.read() is None
 
 
-async def test_usage_and_prediction_are_recorded() -> None:
+async def test_usage_and_prediction_are_recorded():
     async with picking(fleet(replicas(), settings=LowestCostSettings())) as (harness, channel):
         body = chat_body(text="A long prompt. " * 400)
         for _ in range(2):
@@ -200,7 +199,7 @@ async def test_usage_and_prediction_are_recorded() -> None:
     assert first["ttft_s"] is None
 
 
-async def test_the_usage_chunk_that_the_client_did_not_ask_for_is_removed() -> None:
+async def test_the_usage_chunk_that_the_client_did_not_ask_for_is_removed():
     async with picking(fleet(replicas())) as (harness, channel):
         stream = EnvoyStream(channel)
         assert b"include_usage" in (await stream.request(STREAM)).body
@@ -212,7 +211,7 @@ async def test_the_usage_chunk_that_the_client_did_not_ask_for_is_removed() -> N
     assert decision["ttft_s"] is not None
 
 
-async def test_without_full_duplex_each_part_of_a_response_gets_one_reply() -> None:
+async def test_without_full_duplex_each_part_of_a_response_gets_one_reply():
     async with picking(fleet(replicas())) as (harness, channel):
         stream, replies = EnvoyStream(channel), []
         await stream.request(STREAM, mode=BUFFERED, response_mode=STREAMED)
@@ -227,7 +226,7 @@ async def test_without_full_duplex_each_part_of_a_response_gets_one_reply() -> N
     assert decision["prompt_tokens"] == 4310
 
 
-async def test_a_response_whose_body_is_not_sent_ends_with_its_stream() -> None:
+async def test_a_response_whose_body_is_not_sent_ends_with_its_stream():
     async with picking(fleet(replicas())) as (harness, channel):
         stream = EnvoyStream(channel)
         assert (await stream.request(STREAM, response_mode=0)).body == STREAM
@@ -241,7 +240,7 @@ async def test_a_response_whose_body_is_not_sent_ends_with_its_stream() -> None:
     assert 'outcome="ok"} 1' in metrics
 
 
-async def test_an_engine_that_rejects_the_usage_request_is_not_asked_again() -> None:
+async def test_an_engine_that_rejects_the_usage_request_is_not_asked_again():
     async with picking(fleet(replicas(1))) as (_, channel):
         stream = EnvoyStream(channel)
         await stream.request(STREAM)
@@ -249,7 +248,7 @@ async def test_an_engine_that_rejects_the_usage_request_is_not_asked_again() -> 
         assert (await EnvoyStream(channel).request(STREAM)).body == STREAM
 
 
-async def test_a_response_counts_at_the_replica_that_served_it() -> None:
+async def test_a_response_counts_at_the_replica_that_served_it():
     three = replicas()
     async with picking(fleet(three), fallbacks=2) as (harness, channel):
         stream = EnvoyStream(channel)
@@ -275,7 +274,7 @@ async def test_a_response_counts_at_the_replica_that_served_it() -> None:
         assert f'warmpath_router_retries_total{{pool="chat",replica="{failed}",cause="proxy"}} 1' in metrics
 
 
-async def test_a_replica_that_envoy_chose_by_itself_gets_the_response_counted() -> None:
+async def test_a_replica_that_envoy_chose_by_itself_gets_the_response_counted():
     three = replicas()
     async with picking(fleet(three), fallbacks=0) as (harness, channel):
         stream = EnvoyStream(channel)
@@ -287,7 +286,7 @@ async def test_a_replica_that_envoy_chose_by_itself_gets_the_response_counted() 
     assert (fields["x-warmpath-replica"], decision["replica"], decision["retries"]) == (other.name, other.name, 1)
 
 
-async def test_a_response_from_elsewhere_counts_at_no_replica() -> None:
+async def test_a_response_from_elsewhere_counts_at_no_replica():
     async with picking(fleet(replicas())) as (harness, channel):
         stream = EnvoyStream(channel)
         await stream.request()
@@ -295,7 +294,7 @@ async def test_a_response_from_elsewhere_counts_at_no_replica() -> None:
         assert (fields, passed, await decisions(harness)) == ({}, PLAIN, [])
 
 
-async def test_replicas_that_keep_failing_are_ejected() -> None:
+async def test_replicas_that_keep_failing_are_ejected():
     three = replicas()
     async with picking(fleet(three, settings=PrefixHashSettings(slack_s=60)), fallbacks=2) as (harness, channel):
         first = (await EnvoyStream(channel).request()).endpoints[0]
@@ -309,7 +308,7 @@ async def test_replicas_that_keep_failing_are_ejected() -> None:
 
 
 @pytest.mark.parametrize("ends", ["half-close", "cancel"])
-async def test_a_stream_that_ends_early_releases_the_load(ends: str) -> None:
+async def test_a_stream_that_ends_early_releases_the_load(ends):
     async with picking(fleet(replicas())) as (harness, channel):
         stream = EnvoyStream(channel)
         await stream.request(STREAM)
@@ -329,7 +328,7 @@ async def test_a_stream_that_ends_early_releases_the_load(ends: str) -> None:
     assert 'outcome="cancelled"} 1' in metrics
 
 
-async def test_streams_leave_nothing_behind_however_they_end() -> None:
+async def test_streams_leave_nothing_behind_however_they_end():
     async with picking(fleet(replicas()), fallbacks=2) as (harness, channel):
         harness.router.services.decisions = DecisionRing(max_records=5)
 
@@ -354,7 +353,7 @@ async def test_streams_leave_nothing_behind_however_they_end() -> None:
     assert objects[2] - objects[1] < 40  # less than one for each stream
 
 
-async def test_a_queued_request_is_admitted_in_turn_unless_its_stream_has_ended() -> None:
+async def test_a_queued_request_is_admitted_in_turn_unless_its_stream_has_ended():
     one_at_a_time = ConcurrencyConfig(max_running=1, max_waiting=9, max_wait_s=60)
     async with picking(fleet(replicas(), concurrency=one_at_a_time)) as (harness, channel):
         services = harness.router.services
@@ -371,7 +370,7 @@ async def test_a_queued_request_is_admitted_in_turn_unless_its_stream_has_ended(
         assert (await waiting).endpoints
 
 
-async def test_a_body_that_is_too_large_is_rejected_before_its_end() -> None:
+async def test_a_body_that_is_too_large_is_rejected_before_its_end():
     async with picking(fleet(replicas(), limits=Limits(max_body_bytes=1024))) as (harness, channel):
         stream = EnvoyStream(channel)
         await stream.send(request_headers={"headers": head(b"/v1/chat/completions")})
@@ -381,7 +380,7 @@ async def test_a_body_that_is_too_large_is_rejected_before_its_end() -> None:
         assert harness.router.unfinished_body_bytes == 0
 
 
-async def test_a_missing_key_is_rejected_before_the_body_and_a_valid_one_is_not_forwarded() -> None:
+async def test_a_missing_key_is_rejected_before_the_body_and_a_valid_one_is_not_forwarded():
     whole = with_keys(replicas(), api_key(tenant="acme"))
     keyed = tuple(replace(replica, api_key="sk-engine") for replica in whole.pools[0].replicas)
     whole = replace(whole, pools=(replace(whole.pools[0], replicas=keyed),))
@@ -401,7 +400,7 @@ async def test_a_missing_key_is_rejected_before_the_body_and_a_valid_one_is_not_
     assert len(json.loads(picked.body)["cache_salt"]) == 32
 
 
-async def test_ranks_are_in_a_header_and_fallbacks_have_the_same() -> None:
+async def test_ranks_are_in_a_header_and_fallbacks_have_the_same():
     whole = fleet(replicas())
     first, *rest = whole.pools[0].replicas
     members = (replace(first, data_parallel_size=2), replace(rest[0], data_parallel_size=2), rest[1])
@@ -413,7 +412,7 @@ async def test_ranks_are_in_a_header_and_fallbacks_have_the_same() -> None:
     assert [len(item.endpoints) for item in picked if "x-data-parallel-rank" not in item.fields] == [1]
 
 
-async def test_a_request_without_a_body_gets_its_endpoint_with_the_headers() -> None:
+async def test_a_request_without_a_body_gets_its_endpoint_with_the_headers():
     async with picking(fleet(replicas())) as (_, channel):
         picked = await EnvoyStream(channel).request(b'{"model":"tiny","input":"Hi"}', path=b"/v1/responses")
         replies = []
@@ -427,7 +426,7 @@ async def test_a_request_without_a_body_gets_its_endpoint_with_the_headers() -> 
     assert replies[1].immediate_response.status.code == 404
 
 
-async def test_a_body_that_another_process_reads_is_placed_too() -> None:
+async def test_a_body_that_another_process_reads_is_placed_too():
     async with picking(fleet(replicas(), models=("tiny",))) as (_, channel):
         picked = await EnvoyStream(channel).request(chat_body(text="x" * 300_000))
         malformed = await EnvoyStream(channel).request(b"[" * 300_000)
@@ -436,7 +435,7 @@ async def test_a_body_that_another_process_reads_is_placed_too() -> None:
     assert malformed.status == 400
 
 
-async def test_a_large_body_is_kept_until_its_replica_is_chosen_and_its_prompt_until_the_first_token() -> None:
+async def test_a_large_body_is_kept_until_its_replica_is_chosen_and_its_prompt_until_the_first_token():
     body = chat_body(text="x" * (4 << 20))
     async with picking(fleet(replicas(), models=("tiny",))) as (harness, channel):
         streams = [EnvoyStream(channel) for _ in range(5)]
@@ -464,7 +463,7 @@ async def test_a_large_body_is_kept_until_its_replica_is_chosen_and_its_prompt_u
     assert kept_bodies[1] < 1
 
 
-async def test_unknown_fields_and_messages_of_newer_envoys_are_ignored() -> None:
+async def test_unknown_fields_and_messages_of_newer_envoys_are_ignored():
     future = b"\xaa\x06\x03new"  # field 101
     three = replicas()
     async with picking(fleet(three)) as (_, channel):
@@ -475,7 +474,7 @@ async def test_unknown_fields_and_messages_of_newer_envoys_are_ignored() -> None
         assert await call.read() is not aio.EOF
 
 
-async def test_health_follows_the_configuration_and_the_drain() -> None:
+async def test_health_follows_the_configuration_and_the_drain():
     names = ("", "readiness", EXTERNAL_PROCESSOR)
     async with picking(None) as (harness, channel):
         assert [await health(channel, name) for name in (*names, "liveness")] == [2, 2, 2, 1]
@@ -489,7 +488,7 @@ async def test_health_follows_the_configuration_and_the_drain() -> None:
     assert error.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_streams_that_run_complete_during_a_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_that_run_complete_during_a_drain(monkeypatch):
     monkeypatch.setattr("routing.picker.service.LINGER_S", 0.0)
     async with picking(fleet(replicas())) as (harness, channel):
         stream = EnvoyStream(channel)
@@ -503,7 +502,7 @@ async def test_streams_that_run_complete_during_a_drain(monkeypatch: pytest.Monk
     assert passed == PLAIN
 
 
-async def test_a_canary_is_named_in_the_response() -> None:
+async def test_a_canary_is_named_in_the_response():
     async with fake_replicas(2) as two, picking(with_canary(two, share=1.0)) as (_, channel):
         stream = EnvoyStream(channel)
         await stream.request()
@@ -512,7 +511,7 @@ async def test_a_canary_is_named_in_the_response() -> None:
     assert fields["x-warmpath-revision"] == "2"
 
 
-async def test_the_port_speaks_tls_with_the_newest_certificate(tmp_path: Path) -> None:
+async def test_the_port_speaks_tls_with_the_newest_certificate(tmp_path):
     authority = Authority(tmp_path)
     first, second = authority.issue("first"), authority.issue("second")
     http2 = authority.client()
@@ -533,7 +532,7 @@ async def test_the_port_speaks_tls_with_the_newest_certificate(tmp_path: Path) -
 
 @pytest.mark.parametrize("mode", [None, BUFFERED], ids=["duplex", "buffered"])
 @pytest.mark.parametrize(("coding", "encode"), [("gzip", gzip.compress), ("zstd", zstd.compress)])
-async def test_the_replica_gets_the_decoded_body(coding: str, encode: Any, mode: int | None) -> None:
+async def test_the_replica_gets_the_decoded_body(coding, encode, mode):
     modes = {} if mode is None else {"mode": mode, "response_mode": STREAMED}
     async with picking(fleet(replicas())) as (harness, channel):
         picked = await EnvoyStream(channel).request(
@@ -545,7 +544,7 @@ async def test_the_replica_gets_the_decoded_body(coding: str, encode: Any, mode:
         assert harness.router.unfinished_body_bytes == 0
 
 
-async def test_invalid_and_growing_bodies_are_rejected() -> None:
+async def test_invalid_and_growing_bodies_are_rejected():
     bodies = (("gzip", gzip.compress(bytes(40 << 20)), 413), ("gzip", gzip.compress(BODY)[:-1], 400), ("br", BODY, 415))
     async with picking(fleet(replicas())) as (harness, channel):
         for coding, body, status in bodies:
@@ -557,9 +556,7 @@ async def test_invalid_and_growing_bodies_are_rejected() -> None:
         assert harness.router.unfinished_body_bytes == 0
 
 
-async def test_a_picker_and_a_router_follow_each_others_prompts_and_loads(
-    valkey: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_picker_and_a_router_follow_each_others_prompts_and_loads(valkey, monkeypatch):
     monkeypatch.setenv(STATE_URL, f"unix://{urlsplit(valkey).path}")
     for module, name in (
         (view, "SILENT_S"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.fakes.otlp_receiver import PARENT, TRACE, OtlpReceiver, server_and_clients
+from tests.fakes.otlp_receiver import PARENT, TRACE, server_and_clients
 from tests.routing.picker.streams import EnvoyStream, fleet, picking, replicas
 
 SAMPLED, UNSAMPLED = [("traceparent", f"00-{TRACE}-{PARENT}-{flag}") for flag in ("01", "00")]
@@ -12,9 +12,7 @@ USAGE = {"prompt_tokens": 431, "completion_tokens": 7, "prompt_tokens_details": 
 ANSWER = json.dumps({"choices": [{"finish_reason": "stop"}], "usage": USAGE}).encode()
 
 
-async def test_a_picked_request_has_a_server_span_and_a_client_span_that_the_replica_continues(
-    collector: OtlpReceiver,
-) -> None:
+async def test_a_picked_request_has_a_server_span_and_a_client_span_that_the_replica_continues(collector):
     async with picking(fleet(replicas())) as (_, channel):
         stream = EnvoyStream(channel)
         picked = await stream.request(headers=[SAMPLED, ("tracestate", "vendor=1")])
@@ -35,7 +33,7 @@ async def test_a_picked_request_has_a_server_span_and_a_client_span_that_the_rep
     assert (server.is_error, client.is_error) == (False, False)
 
 
-async def test_a_fallback_has_a_span_of_its_own_after_that_of_the_replica_that_failed(collector: OtlpReceiver) -> None:
+async def test_a_fallback_has_a_span_of_its_own_after_that_of_the_replica_that_failed(collector):
     async with picking(fleet(replicas()), fallbacks=2) as (_, channel):
         stream = EnvoyStream(channel)
         picked = await stream.request(headers=[SAMPLED])
@@ -50,7 +48,7 @@ async def test_a_fallback_has_a_span_of_its_own_after_that_of_the_replica_that_f
     assert (server.attributes["warmpath.retries"], server.is_error) == (2, False)
 
 
-async def test_a_stream_that_envoy_ends_early_is_an_error_of_its_span(collector: OtlpReceiver) -> None:
+async def test_a_stream_that_envoy_ends_early_is_an_error_of_its_span(collector):
     async with picking(fleet(replicas())) as (_, channel):
         stream = EnvoyStream(channel)
         await stream.request(headers=[SAMPLED])
@@ -61,9 +59,7 @@ async def test_a_stream_that_envoy_ends_early_is_an_error_of_its_span(collector:
     assert (server.is_error, client.is_error) == (True, True)
 
 
-async def test_a_request_without_a_valid_parent_starts_a_trace_without_the_clients_state(
-    collector: OtlpReceiver,
-) -> None:
+async def test_a_request_without_a_valid_parent_starts_a_trace_without_the_clients_state(collector):
     async with picking(fleet(replicas())) as (_, channel):
         stream = EnvoyStream(channel)
         picked = await stream.request(headers=[("traceparent", "nonsense"), ("tracestate", "vendor=1")])
@@ -76,7 +72,7 @@ async def test_a_request_without_a_valid_parent_starts_a_trace_without_the_clien
     assert "tracestate" in picked.removed
 
 
-async def test_a_rejected_request_has_only_a_server_span_with_its_status(collector: OtlpReceiver) -> None:
+async def test_a_rejected_request_has_only_a_server_span_with_its_status(collector):
     async with picking(fleet(replicas())) as (_, channel):
         stream = EnvoyStream(channel)
         picked = await stream.request(headers=[SAMPLED], subset=[])

@@ -36,7 +36,7 @@ def chain(**fields: Any) -> list[int]:
     return block_hashes(HASHER, canonical(MESSAGES, body)).tolist()
 
 
-def test_a_conversation_has_the_prompt_of_the_chat_that_vllm_makes_of_it() -> None:
+def test_a_conversation_has_the_prompt_of_the_chat_that_vllm_makes_of_it():
     function = {"name": "read", "arguments": '{"path":"a.txt","limit":5}'}
     chat = canonical(
         CHAT,
@@ -59,14 +59,14 @@ def test_a_conversation_has_the_prompt_of_the_chat_that_vllm_makes_of_it() -> No
     assert data(system="Be brief.", messages=TURN) == chat.data
 
 
-def test_the_prefix_is_tools_and_system_prompt() -> None:
+def test_the_prefix_is_tools_and_system_prompt():
     prompt = canonical(MESSAGES, {"system": LONG, "tools": [TOOL], "messages": TURN})
 
     assert 0 < prompt.tools_end < prompt.system_end < prompt.message_ends[1]
     assert prompt.data[: prompt.system_end].endswith(LONG.encode())
 
 
-def test_a_later_turn_begins_with_the_blocks_of_the_earlier_one() -> None:
+def test_a_later_turn_begins_with_the_blocks_of_the_earlier_one():
     first = chain(tools=[TOOL], messages=TURN)
     later = chain(tools=[TOOL], messages=[*TURN, {"role": "assistant", "content": "Done. " * 200}, QUESTION])
 
@@ -100,7 +100,7 @@ def test_a_later_turn_begins_with_the_blocks_of_the_earlier_one() -> None:
         ({"tools": None, "system": None, "metadata": {"user_id": "u"}, "max_tokens": 5, "temperature": 0}, {}),
     ],
 )  # fmt: skip
-def test_what_an_engine_renders_alike_has_the_same_prompt(fields: dict[str, Any], same: dict[str, Any]) -> None:
+def test_what_an_engine_renders_alike_has_the_same_prompt(fields, same):
     assert data(**fields) == data(**same)
 
 
@@ -128,7 +128,7 @@ def test_what_an_engine_renders_alike_has_the_same_prompt(fields: dict[str, Any]
         ),
     ],
 )
-def test_what_an_engine_renders_differently_has_another_prompt(fields: dict[str, Any], other: dict[str, Any]) -> None:
+def test_what_an_engine_renders_differently_has_another_prompt(fields, other):
     assert data(**fields) != data(**other)
 
 
@@ -142,11 +142,11 @@ def test_what_an_engine_renders_differently_has_another_prompt(fields: dict[str,
         ({"thinking": {"type": "adaptive"}, "output_config": {}, "reasoning_effort": "high"}, True),
     ],
 )
-def test_only_parameters_that_change_the_rendering_separate_the_blocks(fields: dict[str, Any], shares: bool) -> None:
+def test_only_parameters_that_change_the_rendering_separate_the_blocks(fields, shares):
     assert bool(set(chain(**fields)) & set(chain())) == shares
 
 
-def test_a_body_with_too_many_blocks_is_rejected() -> None:
+def test_a_body_with_too_many_blocks_is_rejected():
     blocks = [{"type": "text", "text": "a"}] * (MAX_PARTS + 1)
     with pytest.raises(BodyError, match="message parts"):
         data(messages=[{"role": "user", "content": blocks}])
@@ -154,7 +154,7 @@ def test_a_body_with_too_many_blocks_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"])
-def test_pairs_begin_with_what_they_share(path: str) -> None:
+def test_pairs_begin_with_what_they_share(path):
     names = ("query", "documents") if "rerank" in path else ("text_1", "text_2")
     one, other = (canonical(path, dict(zip(names, (LONG, texts), strict=True))) for texts in (["A"], ["B", "C"]))
 

@@ -20,14 +20,14 @@ tool_lists = st.lists(st.fixed_dictionaries({"name": texts}), max_size=2)
 
 
 @given(one=st.tuples(messages, tool_lists), other=st.tuples(messages, tool_lists))
-def test_different_prompts_never_have_the_same_bytes(one: Any, other: Any) -> None:
+def test_different_prompts_never_have_the_same_bytes(one, other):
     same_bytes = chat(*one[0], tools=one[1]).data == chat(*other[0], tools=other[1]).data
 
     assert same_bytes == (one == other)
 
 
 @given(beginning=messages, first=messages, second=messages)
-def test_prompts_that_begin_alike_have_a_common_prefix(beginning: Any, first: Any, second: Any) -> None:
+def test_prompts_that_begin_alike_have_a_common_prefix(beginning, first, second):
     shared = chat(*beginning).data
 
     assert chat(*beginning, *first).data.startswith(shared)
@@ -55,11 +55,11 @@ def test_prompts_that_begin_alike_have_a_common_prefix(beginning: Any, first: An
          {"messages": [{"role": "user", "content": [{"type": "image_url", "uuid": "a", "image_url": None}]}]}),
     ],
 )  # fmt: skip
-def test_prompts_that_engines_render_alike_have_the_same_bytes(one: Any, other: Any) -> None:
+def test_prompts_that_engines_render_alike_have_the_same_bytes(one, other):
     assert canonical("/v1/chat/completions", one).data == canonical("/v1/chat/completions", other).data
 
 
-def test_segment_ends_are_recorded() -> None:
+def test_segment_ends_are_recorded():
     prompt = chat(
         ("system", "Be brief."), ("developer", "Use metric units."), ("user", "Hi"), ("system", "Go on."), tools=[{}]
     )
@@ -71,17 +71,17 @@ def test_segment_ends_are_recorded() -> None:
     assert prompt.message_ends[-1] == len(prompt.data)
 
 
-def test_tools_alone_are_a_prefix() -> None:
+def test_tools_alone_are_a_prefix():
     prompt = chat(("user", "Hi"), tools=[{"name": "search"}])
 
     assert prompt.system_end == prompt.tools_end > 0
 
 
-def test_a_prompt_without_tools_and_system_has_no_system_end() -> None:
+def test_a_prompt_without_tools_and_system_has_no_system_end():
     assert chat(("user", "Hi"), ("system", "late")).system_end == 0
 
 
-def test_an_image_is_represented_by_its_digest() -> None:
+def test_an_image_is_represented_by_its_digest():
     def image(url: str) -> Any:
         return ("user", [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": url}}])
 
@@ -109,11 +109,11 @@ def in_parts(*texts: str) -> list[dict[str, str]]:
         [BILLED % "d4", "Be brief."],
     ],
 )
-def test_the_attribution_line_is_left_out(content: Any) -> None:
+def test_the_attribution_line_is_left_out(content):
     assert chat(("system", content), ("user", "Hi")).data == chat(("system", "Be brief."), ("user", "Hi")).data
 
 
-def test_the_attribution_line_counts_where_engines_keep_it() -> None:
+def test_the_attribution_line_counts_where_engines_keep_it():
     one, other = (chat(("user", BILLED % value + "\nHi")).data for value in ("a", "b"))
 
     assert one != other
@@ -125,7 +125,7 @@ def test_the_attribution_line_counts_where_engines_keep_it() -> None:
 @pytest.mark.parametrize(
     "field", ["name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content", "task", "tools"]
 )
-def test_rendered_fields_count(field: str) -> None:
+def test_rendered_fields_count(field):
     def message(value: str) -> bytes:
         body = {"messages": [{"role": "assistant", "content": None, field: value}]}
         return canonical("/v1/chat/completions", body).data
@@ -133,7 +133,7 @@ def test_rendered_fields_count(field: str) -> None:
     assert message("a") != message("b") != message("")
 
 
-def test_token_ids_count_and_not_their_number() -> None:
+def test_token_ids_count_and_not_their_number():
     one, other = (canonical(COMPLETIONS, {"prompt": ids}) for ids in ([1, 2, 3], [4, 5, 6]))
 
     assert one.data != other.data
@@ -146,29 +146,29 @@ def test_token_ids_count_and_not_their_number() -> None:
     ),
     other=st.lists(st.lists(st.sampled_from([0, 255, 2**32 - 1]), max_size=3), min_size=1, max_size=3),
 )
-def test_different_lists_of_ids_never_have_the_same_bytes(one: list[list[int]], other: list[list[int]]) -> None:
+def test_different_lists_of_ids_never_have_the_same_bytes(one, other):
     same_bytes = canonical(COMPLETIONS, {"prompt": one}).data == canonical(COMPLETIONS, {"prompt": other}).data
 
     assert same_bytes == (one == other)
 
 
 @pytest.mark.parametrize("prompt", [[-1], [2**40], [1.5], [1, "a"], [True, None], 7, {"a": 1}, [[1], "a"], [[[1]]]])
-def test_values_of_unknown_types_are_placed_by_their_json(prompt: Any) -> None:
+def test_values_of_unknown_types_are_placed_by_their_json(prompt):
     assert canonical(COMPLETIONS, {"prompt": prompt}).data
 
 
-def test_a_text_and_a_list_of_that_one_text_are_the_same_prompt() -> None:
+def test_a_text_and_a_list_of_that_one_text_are_the_same_prompt():
     assert canonical(COMPLETIONS, {"prompt": "a"}).data == canonical(COMPLETIONS, {"prompt": ["a"]}).data
     assert canonical(COMPLETIONS, {"prompt": "ab"}).data != canonical(COMPLETIONS, {"prompt": ["a", "b"]}).data
 
 
-def test_embeddings_read_inputs_or_messages() -> None:
+def test_embeddings_read_inputs_or_messages():
     assert canonical(EMBEDDINGS, {"input": ["a", "b"]}).data == canonical(COMPLETIONS, {"prompt": ["a", "b"]}).data
     body = {"messages": [{"role": "user", "content": "a"}]}
     assert canonical(EMBEDDINGS, body).data == chat(("user", "a")).data
 
 
-def test_the_responses_api_gives_the_prompt_of_the_same_chat() -> None:
+def test_the_responses_api_gives_the_prompt_of_the_same_chat():
     items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]
     as_chat = chat(("system", "Be brief."), ("user", "Hi"))
 
@@ -177,7 +177,7 @@ def test_the_responses_api_gives_the_prompt_of_the_same_chat() -> None:
         assert (prompt.data, prompt.system_end) == (as_chat.data, as_chat.system_end)
 
 
-def test_documents_follow_the_system_messages() -> None:
+def test_documents_follow_the_system_messages():
     turns = [("system", "Be brief."), ("user", "Hi")]
     plain, informed = chat(*turns), chat(*turns, documents=[{"title": "a", "text": "What is known."}])
 
@@ -192,27 +192,27 @@ def test_documents_follow_the_system_messages() -> None:
     one=st.tuples(messages, st.lists(st.fixed_dictionaries({"text": texts}), max_size=2)),
     other=st.tuples(messages, st.lists(st.fixed_dictionaries({"text": texts}), max_size=2)),
 )
-def test_other_documents_give_another_prompt(one: Any, other: Any) -> None:
+def test_other_documents_give_another_prompt(one, other):
     same_bytes = chat(*one[0], documents=one[1]).data == chat(*other[0], documents=other[1]).data
 
     assert same_bytes == (one == other)
 
 
 @pytest.mark.parametrize("messages", [None, "a text", [5, {"role": ["odd"]}], []])
-def test_documents_count_with_messages_of_any_type(messages: Any) -> None:
+def test_documents_count_with_messages_of_any_type(messages):
     one, other = (canonical("/v1/chat/completions", {"messages": messages, "documents": [it]}).data for it in "ab")
 
     assert one != other
 
 
-def test_a_suffix_counts_after_the_prompt() -> None:
+def test_a_suffix_counts_after_the_prompt():
     one, other = (canonical(COMPLETIONS, {"prompt": "def f", "suffix": suffix}).data for suffix in ("a", "b"))
 
     assert one != other
     assert one.startswith(canonical(COMPLETIONS, {"prompt": "def f"}).data)
 
 
-def test_embedded_prompts_are_represented_by_their_digests() -> None:
+def test_embedded_prompts_are_represented_by_their_digests():
     def embedded(*prompts: str) -> bytes:
         return canonical(COMPLETIONS, {"prompt_embeds": list(prompts)}).data
 
@@ -222,7 +222,7 @@ def test_embedded_prompts_are_represented_by_their_digests() -> None:
 
 
 @pytest.mark.parametrize("member", ["previous_response_id", "previous_input_messages"])
-def test_earlier_turns_are_between_instructions_and_input(member: str) -> None:
+def test_earlier_turns_are_between_instructions_and_input(member):
     def response(**fields: Any) -> Any:
         return canonical(RESPONSES, {"instructions": "Be brief.", "input": "Go on", **fields})
 
@@ -233,7 +233,7 @@ def test_earlier_turns_are_between_instructions_and_input(member: str) -> None:
     assert len(one.message_ends) == 3
 
 
-def test_function_calls_of_responses_count() -> None:
+def test_function_calls_of_responses_count():
     def calling(arguments: str) -> bytes:
         call = {"type": "function_call", "name": "search", "arguments": arguments}
         return canonical(RESPONSES, {"input": [{"role": "user", "content": "Hi"}, call]}).data
@@ -241,7 +241,7 @@ def test_function_calls_of_responses_count() -> None:
     assert calling("{}") != calling('{"q":1}')
 
 
-def test_a_prompt_is_estimated_at_four_bytes_a_token() -> None:
+def test_a_prompt_is_estimated_at_four_bytes_a_token():
     assert chat(("user", "x" * 4000)).estimate(64) == 1002  # 6 bytes of framing and role
     assert chat().estimate(64) == 0
 
@@ -258,7 +258,7 @@ def test_a_prompt_is_estimated_at_four_bytes_a_token() -> None:
         (RESPONSES, {"input": [{}]}),
     ],
 )
-def test_a_body_with_too_many_parts_is_rejected_before_they_are_read(path: str, body: dict[str, Any]) -> None:
+def test_a_body_with_too_many_parts_is_rejected_before_they_are_read(path, body):
     """Millions of them fit into a body, and would block all other requests for seconds."""
     parts = next(iter(body.values()))
     parts = parts[0]["content"] if parts[0] and "content" in parts[0] else parts
@@ -269,19 +269,19 @@ def test_a_body_with_too_many_parts_is_rejected_before_they_are_read(path: str, 
         canonical(path, body)
 
 
-def test_a_body_with_too_many_token_ids_is_rejected() -> None:
+def test_a_body_with_too_many_token_ids_is_rejected():
     ids = [1] * (MAX_IDS // 2)
     assert canonical(COMPLETIONS, {"prompt": [ids, ids]}).ids == MAX_IDS
     with pytest.raises(BodyError, match="more than 2,097,152 token ids"):
         canonical(COMPLETIONS, {"prompt": [ids, ids, [1]]})
 
 
-def test_the_salt_is_kept_apart_from_the_text() -> None:
+def test_the_salt_is_kept_apart_from_the_text():
     assert chat(("user", "Hi"), cache_salt="team-a").salt == "team-a"
     assert chat(("user", "Hi"), cache_salt="team-a").data == chat(("user", "Hi")).data
 
 
-def test_canonical_bytes_never_change() -> None:
+def test_canonical_bytes_never_change():
     prompt = chat(
         ("system", "Be brief."),
         (
@@ -311,7 +311,7 @@ def test_canonical_bytes_never_change() -> None:
         ("/v1/chat/completions", {"prompt_logprobs": 1}, False),
     ],
 )
-def test_prompts_with_log_probabilities_read_no_cached_blocks(path: str, fields: Any, reads_cache: bool) -> None:
+def test_prompts_with_log_probabilities_read_no_cached_blocks(path, fields, reads_cache):
     """As measured with vLLM 0.32, whose chats have ``top_logprobs`` 0 by default."""
     prompt = canonical(path, {"prompt": "text", "messages": [{"role": "user", "content": "text"}], **fields})
 

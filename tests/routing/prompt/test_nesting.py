@@ -31,14 +31,14 @@ def depth(value: Any) -> int:
 
 
 @given(json_with(words), st.integers(0, 6), st.booleans())
-def test_depth_is_exact_if_no_text_has_brackets(value: Any, max_levels: int, spaced: bool) -> None:
+def test_depth_is_exact_if_no_text_has_brackets(value, max_levels, spaced):
     body = json.dumps(value, indent=1 if spaced else None).encode()
 
     assert is_shallow(body, max_levels) == (depth(value) <= max_levels)
 
 
 @given(json_with(bracketed), st.integers(0, 6))
-def test_brackets_in_texts_never_add_depth(value: Any, max_levels: int) -> None:
+def test_brackets_in_texts_never_add_depth(value, max_levels):
     if depth(value) <= max_levels:
         assert is_shallow(json.dumps(value).encode(), max_levels)
 
@@ -52,7 +52,7 @@ def nested(levels: int) -> Any:
 
 
 @pytest.mark.parametrize("member", ["messages", "tools", "metadata", "unheard_of"])
-def test_a_body_may_have_64_levels_and_no_more(member: str) -> None:
+def test_a_body_may_have_64_levels_and_no_more(member):
     for siblings in ([], SIBLINGS):
         body = {"model": "m", "siblings": siblings, member: nested(MAX_DEPTH - 1)}
         parse_body(CHAT, json.dumps(body).encode())
@@ -61,7 +61,7 @@ def test_a_body_may_have_64_levels_and_no_more(member: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 500, "]" * 500, "{[" * 300 + '"\\' * 9, "]}" * 300])
-def test_texts_may_contain_brackets(text: str) -> None:
+def test_texts_may_contain_brackets(text):
     messages = [{"role": "user", "content": text, "name": "\\"}, *SIBLINGS]
 
     parse_body(CHAT, json.dumps({"messages": messages}).encode())
@@ -95,7 +95,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_checking_time_is_linear_in_the_length(kind: str) -> None:
+def test_checking_time_is_linear_in_the_length(kind):
     """64 rounds over a text of brackets once took 1.3 s, in which the event loop served no other connection."""
     body = HOSTILE[kind]
     assert cpu_s(lambda: is_shallow(body)) < MAX_PASSES * cpu_s(lambda: body.translate(None, b"[]"))
@@ -115,7 +115,7 @@ def cpu_s(work: Any) -> float:
 
 
 @given(json_with(bracketed), st.integers(0, 6))
-def test_levels_outside_texts_are_exact_if_texts_hide_none(value: Any, max_levels: int) -> None:
+def test_levels_outside_texts_are_exact_if_texts_hide_none(value, max_levels):
     body = json.dumps(value).encode()
     structure = json.dumps(without_texts(value)).encode()
     if is_shallow(body, max_levels) != is_shallow(structure, max_levels):
@@ -144,7 +144,7 @@ MANY = {
 
 @pytest.mark.parametrize("kind", MANY)
 @pytest.mark.plain_python(reason="It replaces what would read them.")
-def test_bodies_with_too_many_values_are_rejected_unparsed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bodies_with_too_many_values_are_rejected_unparsed(kind, monkeypatch):
     monkeypatch.setattr("routing.prompt.parsing._decode_body", lambda *_: pytest.fail("it was read"))
     with pytest.raises(BodyError, match="more than 524,288 texts and keys, or 262,144 lists and objects"):
         parse_body(CHAT, MANY[kind])
@@ -153,13 +153,13 @@ def test_bodies_with_too_many_values_are_rejected_unparsed(kind: str, monkeypatc
 @pytest.mark.parametrize(
     "text", ["[" * (MAX_CONTAINERS + 9), '"' * 2 * (MAX_TEXTS + 9), '["{' * MAX_CONTAINERS, "\\" * 9_999_999]
 )
-def test_a_text_is_one_value_whatever_its_content(text: str) -> None:
+def test_a_text_is_one_value_whatever_its_content(text):
     body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
 
     assert has_few_values(body)
 
 
-def test_a_million_token_ids_are_accepted() -> None:
+def test_a_million_token_ids_are_accepted():
     body = json.dumps({"prompt": [7] * 1_000_000}).encode()
 
     assert parse_body("/v1/completions", body)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,7 +23,7 @@ ANY_JSON = st.recursive(
 )
 
 
-def test_a_chat_body_is_parsed_and_other_fields_are_skipped() -> None:
+def test_a_chat_body_is_parsed_and_other_fields_are_skipped():
     body = parse_body(
         CHAT, b'{"model":"llama","messages":[{"role":"user","content":"Hi"}],"stream":true,"new":{"a":[1]}}'
     )
@@ -53,21 +52,21 @@ def test_a_chat_body_is_parsed_and_other_fields_are_skipped() -> None:
         (b'{"unknown":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}", None, "nested too deeply"),
     ],
 )
-def test_a_body_that_cannot_be_placed_is_rejected(body: bytes, param: str | None, reason: str) -> None:
+def test_a_body_that_cannot_be_placed_is_rejected(body, param, reason):
     with pytest.raises(BodyError, match=reason) as caught:
         parse_body(CHAT, body)
 
     assert caught.value.param == param
 
 
-def test_no_error_quotes_the_body() -> None:
+def test_no_error_quotes_the_body():
     with pytest.raises(BodyError) as caught:
         parse_body(CHAT, b'{"model":{"secret":"hunter2"}}')
 
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_path_without_a_prompt_is_rejected() -> None:
+def test_a_path_without_a_prompt_is_rejected():
     with pytest.raises(BodyError, match="/v1/models"):
         parse_body("/v1/models", b"{}")
 
@@ -83,7 +82,7 @@ def test_a_path_without_a_prompt_is_rejected() -> None:
         {"messages": [{}], "tools": "none", "metadata": [], "user": 5, "cache_salt": 7},
     ],
 )
-def test_a_body_with_unexpected_types_is_placed(body: dict[str, Any]) -> None:
+def test_a_body_with_unexpected_types_is_placed(body):
     prompt = canonical_prompt(parse_body(CHAT, json.dumps(body).encode()))
 
     assert prompt.data
@@ -95,7 +94,7 @@ def test_a_body_with_unexpected_types_is_placed(body: dict[str, Any]) -> None:
     field=st.sampled_from(["messages", "prompt", "input", "tools"]),
     value=ANY_JSON,
 )
-def test_any_field_value_has_a_canonical_prompt(path: str, field: str, value: Any) -> None:
+def test_any_field_value_has_a_canonical_prompt(path, field, value):
     prompt = canonical_prompt(parse_body(path, json.dumps({"model": "llama", field: value}).encode()))
 
     assert prompt.tools_end <= prompt.system_end <= len(prompt.data)
@@ -122,7 +121,7 @@ def test_any_field_value_has_a_canonical_prompt(path: str, field: str, value: An
         ({}, None),
     ],
 )
-def test_the_session_key_is_the_first_one_in_the_body(fields: dict[str, Any], key: str | None) -> None:
+def test_the_session_key_is_the_first_one_in_the_body(fields, key):
     assert session_key(parse_body(CHAT, json.dumps({"messages": [], **fields}).encode())) == key
 
 
@@ -135,11 +134,11 @@ def test_the_session_key_is_the_first_one_in_the_body(fields: dict[str, Any], ke
         ({"conversation": "conv_1", "session_id": "d"}, "d"),
     ],
 )
-def test_a_conversation_is_a_session(fields: dict[str, Any], key: str) -> None:
+def test_a_conversation_is_a_session(fields, key):
     assert session_key(parse_body("/v1/responses", json.dumps({"input": "a", **fields}).encode())) == key
 
 
-def test_each_endpoint_reads_its_own_prompt() -> None:
+def test_each_endpoint_reads_its_own_prompt():
     body = parse_body("/v1/completions", b'{"prompt":"Once","messages":[{"role":"user","content":"Hi"}]}')
 
     assert isinstance(body, CompletionBody)
@@ -164,7 +163,7 @@ FILE = field("file", b"RIFF\r\n\r\n--xy\0", b'; filename="a; name=model.wav"\r\n
 MODEL = field("model", b"whisper")
 
 
-def test_the_fields_are_read() -> None:
+def test_the_fields_are_read():
     data = form(FILE, MODEL, field("stream", b"True"), field("n", b"3"), field("max_completion_tokens", b"1e9"))
     read = read_form(TYPE, data)
 
@@ -181,7 +180,7 @@ def test_the_fields_are_read() -> None:
 @pytest.mark.parametrize(
     "content_type", [TYPE, b'multipart/form-data;boundary="xyz"', b"Multipart/Form-Data; Boundary=xyz"]
 )
-def test_a_form_without_a_model_names_none(content_type: bytes) -> None:
+def test_a_form_without_a_model_names_none(content_type):
     for data in (form(FILE), form(FILE, field("model", b""))):
         read = read_form(content_type, data)
         assert (read.body.model, read.body.stream, read.body.n) == (None, False, None)
@@ -206,7 +205,7 @@ def test_a_form_without_a_model_names_none(content_type: bytes) -> None:
         (b"", None),
     ],
 )
-def test_a_form_that_could_be_read_in_two_ways_is_rejected(data: bytes, param: str | None) -> None:
+def test_a_form_that_could_be_read_in_two_ways_is_rejected(data, param):
     with pytest.raises(BodyError) as error:
         read_form(TYPE, data)
     assert error.value.param == param
@@ -216,12 +215,12 @@ def test_a_form_that_could_be_read_in_two_ways_is_rejected(data: bytes, param: s
     "content_type",
     [b"", b"application/json", b"multipart/form-data", b"multipart/form-data; boundary=a; boundary=xyz"],
 )
-def test_a_body_without_a_boundary_is_rejected(content_type: bytes) -> None:
+def test_a_body_without_a_boundary_is_rejected(content_type):
     with pytest.raises(BodyError, match="boundary"):
         read_form(content_type, form(FILE, MODEL))
 
 
 @given(st.lists(st.sampled_from([b"--xyz", b"--", b"\r\n", FILE, MODEL, b"\n", b"x"]), max_size=12))
-def test_any_bytes_are_read_or_rejected(pieces: list[bytes]) -> None:
+def test_any_bytes_are_read_or_rejected(pieces):
     with contextlib.suppress(BodyError):
         assert (read_form(TYPE, b"".join(pieces)).body.model or "whisper").startswith("whisper")

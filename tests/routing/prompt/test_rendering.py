@@ -46,7 +46,7 @@ def chain(path: str, **fields: Any) -> list[int]:
         (RESPONSES, {"mm_processor_kwargs": {"num_crops": 4}}),
     ],
 )
-def test_other_rendering_parameters_share_no_block(path: str, fields: dict[str, Any]) -> None:
+def test_other_rendering_parameters_share_no_block(path, fields):
     assert set(chain(path, **fields)).isdisjoint(chain(path))
 
 
@@ -68,32 +68,32 @@ def test_other_rendering_parameters_share_no_block(path: str, fields: dict[str, 
         (RESPONSES, {"reasoning": {"summary": "auto"}, "reasoning_effort": "low", "truncation": "auto"}),
     ],
 )
-def test_parameters_that_change_only_the_end_share_every_block(path: str, fields: dict[str, Any]) -> None:
+def test_parameters_that_change_only_the_end_share_every_block(path, fields):
     assert chain(path, **fields) == chain(path)
 
 
-def test_an_effort_is_the_same_in_both_apis() -> None:
+def test_an_effort_is_the_same_in_both_apis():
     as_response = canonical(RESPONSES, {"input": "Hi", "reasoning": {"effort": "low"}})
     as_chat = canonical(CHAT, {"messages": [{"role": "user", "content": "Hi"}], "reasoning_effort": "low"})
 
     assert as_response.rendering == as_chat.rendering != 0
 
 
-def test_left_truncated_prompts_share_no_block() -> None:
+def test_left_truncated_prompts_share_no_block():
     one = canonical(COMPLETIONS, {"prompt": LONG + "one", "truncate_prompt_tokens": 20})
     other = canonical(COMPLETIONS, {"prompt": LONG + "two", "truncate_prompt_tokens": 20})
 
     assert one.rendering != other.rendering
 
 
-def test_the_tier1_key_does_not_depend_on_the_rendering() -> None:
+def test_the_tier1_key_does_not_depend_on_the_rendering():
     plain, rendered = (canonical(CHAT, BODIES[CHAT] | fields) for fields in ({}, {"reasoning_effort": "high"}))
 
     assert HASHER.tier1(plain, "llama") == HASHER.tier1(rendered, "llama")
     assert HASHER.tier2(plain, "llama") == HASHER.tier2(rendered, "llama")
 
 
-def test_a_tenants_salt_does_not_change_the_rendering() -> None:
+def test_a_tenants_salt_does_not_change_the_rendering():
     rendered = canonical(CHAT, BODIES[CHAT] | {"reasoning_effort": "high"})
 
     assert rendered.with_salt("red").rendering == rendered.rendering
@@ -103,12 +103,12 @@ def test_a_tenants_salt_does_not_change_the_rendering() -> None:
 @pytest.mark.parametrize(
     "member", ["chat_template_kwargs", "reasoning", "truncate_prompt_tokens", "documents", "suffix", "prompt_embeds"]
 )
-def test_a_rendering_parameter_of_any_type_is_placed(member: str, value: Any) -> None:
+def test_a_rendering_parameter_of_any_type_is_placed(member, value):
     for path, body in BODIES.items():
         assert canonical(path, body | {member: value}).data
 
 
-def test_rendering_hashes_never_change() -> None:
+def test_rendering_hashes_never_change():
     fields = {"reasoning_effort": "high", "chat_template_kwargs": {"b": 1, "a": "é"}}
 
     assert canonical(CHAT, BODIES[CHAT] | fields).rendering == 1497514143276042049

@@ -54,7 +54,7 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 @given(objects(), st.text("0123456789abcdef", min_size=1, max_size=32))
-def test_a_parser_finds_the_member_and_all_others(body: bytes, value: str) -> None:
+def test_a_parser_finds_the_member_and_all_others(body, value):
     try:
         parse_body("/v1/completions", body)
     except Exception:  # noqa: BLE001 - such a body is refused before anything is put in
@@ -63,7 +63,7 @@ def test_a_parser_finds_the_member_and_all_others(body: bytes, value: str) -> No
 
 
 @given(objects())
-def test_a_missing_member_is_appended_before_the_last_brace(body: bytes) -> None:
+def test_a_missing_member_is_appended_before_the_last_brace(body):
     try:
         parse_body("/v1/completions", body)
     except Exception:  # noqa: BLE001 - as above
@@ -86,14 +86,14 @@ def test_a_missing_member_is_appended_before_the_last_brace(body: bytes) -> None
         (b'{"a":{"cache_salt":"x"}}', b'{"a":{"cache_salt":"x"},"cache_salt":"s"}'),
     ],
 )
-def test_the_member_occurs_once(body: bytes, expected: bytes) -> None:
+def test_the_member_occurs_once(body, expected):
     found = with_member(body, SALT, "s")
 
     assert found == expected
     json.loads(found, object_pairs_hook=unique)
 
 
-def test_names_that_are_not_utf8_are_rejected() -> None:
+def test_names_that_are_not_utf8_are_rejected():
     """An unknown name is skipped, until all names have to be decoded."""
     body = b'{"\xff":1,"cache_salt":"x"}'
     parse_body("/v1/completions", body)
@@ -101,12 +101,12 @@ def test_names_that_are_not_utf8_are_rejected() -> None:
         with_member(body, SALT, "s")
 
 
-def test_numbers_are_set_as_numbers() -> None:
+def test_numbers_are_set_as_numbers():
     assert with_member(b'{"max_tokens":null}', "max_tokens", 16) == b'{"max_tokens":16}'
 
 
 @given(objects(), st.dictionaries(st.sampled_from(sorted(REPLACEABLE)), st.integers() | st.text(max_size=8)))
-def test_members_set_by_a_layout_are_found_and_all_others_unchanged(body: bytes, new: dict[str, Any]) -> None:
+def test_members_set_by_a_layout_are_found_and_all_others_unchanged(body, new):
     try:
         parse_body("/v1/completions", body)
     except Exception:  # noqa: BLE001 - as above
@@ -132,7 +132,7 @@ def test_members_set_by_a_layout_are_found_and_all_others_unchanged(body: bytes,
         (b'{"\\u006dodel":{"model":"m"},"a":[ ]}', b'{"\\u006dodel":"new","a":[ ],"max_tokens":7}'),
     ],
 )
-def test_a_layout_keeps_all_other_bytes(body: bytes, expected: bytes) -> None:
+def test_a_layout_keeps_all_other_bytes(body, expected):
     assert with_members(body, {"model": "new", "max_tokens": 7}, layout_of(body))[0] == expected
 
 
@@ -146,7 +146,7 @@ def test_a_layout_keeps_all_other_bytes(body: bytes, expected: bytes) -> None:
         b'{"model":"m","mod\\u0065l":"m"}',
     ],
 )
-def test_a_repeated_name_has_no_layout(body: bytes) -> None:
+def test_a_repeated_name_has_no_layout(body):
     with pytest.raises(BodyError, match="the same name"):
         layout_of(body)
 
@@ -166,7 +166,7 @@ def omits(body: dict[str, Any], path: str = CHAT) -> bool:
     "options",
     [None, {}, {"include_usage": False}, {"include_usage": None}, {"include_obfuscation": False}],
 )
-def test_usage_is_requested_for_a_stream_without_it(options: Any) -> None:
+def test_usage_is_requested_for_a_stream_without_it(options):
     assert omits({**STREAM, "stream_options": options})
     assert omits(STREAM)
     assert omits({"prompt": "x", "stream": True}, COMPLETIONS)
@@ -184,11 +184,11 @@ def test_usage_is_requested_for_a_stream_without_it(options: Any) -> None:
         {"model": "m", "messages": []},
     ],
 )
-def test_other_requests_are_unchanged(body: dict[str, Any]) -> None:
+def test_other_requests_are_unchanged(body):
     assert not omits(body)
 
 
-def test_streams_of_the_responses_api_are_unchanged() -> None:
+def test_streams_of_the_responses_api_are_unchanged():
     assert not omits({"input": "x", "stream": True}, "/v1/responses")
 
 
@@ -210,16 +210,16 @@ def test_streams_of_the_responses_api_are_unchanged() -> None:
         ),
     ],
 )
-def test_other_members_are_unchanged(given: bytes, sent: bytes) -> None:
+def test_other_members_are_unchanged(given, sent):
     assert with_usage_requested(given) == sent
     assert json.loads(with_usage_requested(given, layout_of(given))) == json.loads(sent)
 
 
-def test_long_options_in_a_layout_are_unchanged() -> None:
+def test_long_options_in_a_layout_are_unchanged():
     body = json.dumps({"stream_options": {"x": "y" * 5000}}).encode()
     assert with_usage_requested(body, layout_of(body)) is body
 
 
-def test_a_body_with_names_that_are_not_utf8_is_unchanged() -> None:
+def test_a_body_with_names_that_are_not_utf8_is_unchanged():
     body = b'{"\xff":1,"x":"stream_options","stream":true}'
     assert with_usage_requested(body) is body

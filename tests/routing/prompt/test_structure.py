@@ -76,7 +76,7 @@ def differing(one: PromptStructure, other: PromptStructure) -> list[int]:
         ("Version 3.4.17 is out", "number", "3.4.17"),
     ],
 )  # fmt: skip
-def test_volatile_tokens_are_classified(text: str, kind: str, value: str) -> None:
+def test_volatile_tokens_are_classified(text, kind, value):
     (found,) = structure_of(text).volatile
 
     assert (found.kind, found.bytes) == (kind, len(value))
@@ -86,7 +86,7 @@ def test_volatile_tokens_are_classified(text: str, kind: str, value: str) -> Non
     assert found.hash == digest(value.encode())
 
 
-def test_a_date_changes_only_its_own_piece() -> None:
+def test_a_date_changes_only_its_own_piece():
     today, tomorrow = (
         structure_of(f"Today is 2026-11-21.\n{LINES}"),
         structure_of(f"Today is November 2, 2026.\n{LINES}"),
@@ -112,7 +112,7 @@ def test_the_end_of_a_long_prompt_is_described_whatever_comes_before():
     assert structure_of(LINES).tail == []
 
 
-def test_reordered_content_has_the_same_letters_and_another_hash() -> None:
+def test_reordered_content_has_the_same_letters_and_another_hash():
     one, other = (
         structure_of(json.dumps(item)).segments[0] for item in ({"city": "Oslo", "day": 4}, {"day": 4, "city": "Oslo"})
     )
@@ -122,7 +122,7 @@ def test_reordered_content_has_the_same_letters_and_another_hash() -> None:
     assert one.hash != other.hash
 
 
-def test_tools_are_hashed_by_name_by_definition_and_as_sent() -> None:
+def test_tools_are_hashed_by_name_by_definition_and_as_sent():
     def tools(*names: str, **extra: Any) -> Any:
         described = {"description": "Looks it up.", **extra}
         return structure_of(
@@ -139,7 +139,7 @@ def test_tools_are_hashed_by_name_by_definition_and_as_sent() -> None:
     assert (one.count, tools("weather").count) == (2, 1)
 
 
-def test_segment_kinds_are_from_a_fixed_list() -> None:
+def test_segment_kinds_are_from_a_fixed_list():
     whole = describe_structure(
         canonical(CHAT, {"messages": [{"role": "Canary", "content": "a"}, {"role": "user", "content": "b"}, 7]}),
         None, None, digest,
@@ -150,7 +150,7 @@ def test_segment_kinds_are_from_a_fixed_list() -> None:
     assert whole.segments[1].at == whole.segments[0].at + whole.segments[0].bytes + len(b"\xffuser\xfe")
 
 
-def test_a_structure_is_bounded_in_every_part() -> None:
+def test_a_structure_is_bounded_in_every_part():
     numbers = " ".join(str(n) for n in range(20_000))
     dates = " ".join(f"2026-11-{n % 28 + 1:02d}" for n in range(2_000))
     for one in (
@@ -176,7 +176,7 @@ def test_a_structure_is_bounded_in_every_part() -> None:
     ),
     data=st.binary(),
 )
-def test_any_body_has_a_structure(path: str, fields: Any, data: bytes) -> None:
+def test_any_body_has_a_structure(path, fields, data):
     for body in (msgspec.json.encode(fields), data):
         try:
             parsed = parse_body(path, body)
@@ -211,7 +211,7 @@ OUR_WORDS = sorted(
 
 
 @given(texts=st.lists(st.lists(secrets, min_size=1, max_size=8).map(" ".join), min_size=1, max_size=6))
-def test_a_structure_contains_nothing_of_the_prompt(texts: list[str]) -> None:
+def test_a_structure_contains_nothing_of_the_prompt(texts):
     tools = [{"type": "function", "function": {"name": text, "parameters": {text: text}}} for text in texts]
     encoded = msgspec.json.encode(structure_of(*texts, tools=tools, session=texts[0])).decode()
     encoded = re.sub("|".join(OUR_WORDS), "", encoded)
@@ -221,13 +221,13 @@ def test_a_structure_contains_nothing_of_the_prompt(texts: list[str]) -> None:
         assert word not in encoded
 
 
-def test_hashes_depend_on_the_fleets_secret() -> None:
+def test_hashes_depend_on_the_fleets_secret():
     other = PrefixHasher("another" * 8).digest
 
     assert other(b"2026-11-21") != digest(b"2026-11-21") == PrefixHasher(SECRET).digest(b"2026-11-21")
 
 
-def test_documents_are_a_segment_of_their_own() -> None:
+def test_documents_are_a_segment_of_their_own():
     body = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]}
     plain = describe_structure(canonical(CHAT, body), None, None, digest)
     informed = describe_structure(canonical(CHAT, body | {"documents": [{"text": LINES}]}), None, None, digest)
@@ -237,7 +237,7 @@ def test_documents_are_a_segment_of_their_own() -> None:
     assert informed.messages == plain.messages == 2
 
 
-def test_earlier_turns_are_a_segment_of_their_own() -> None:
+def test_earlier_turns_are_a_segment_of_their_own():
     body = {"instructions": "Be brief.", "previous_response_id": "resp_1", "input": "Go on"}
     found = describe_structure(canonical("/v1/responses", body), None, None, digest)
 

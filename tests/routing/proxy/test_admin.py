@@ -13,11 +13,11 @@ import pytest
 
 from routing.observability.decision_log import MAX_SHOWN_BLOCKS, DecisionRing
 from routing.schema import HealthCheck, Limits, LowestCostSettings, PrefixHashSettings, dump_snapshot
-from tests.fakes.replica import FakeReplica, hanging
+from tests.fakes.replica import hanging
 from tests.routing.proxy.harness import config, connect, decision_page, record, routed
 
 
-async def test_the_token_protects_everything_but_health_and_metrics(replica: FakeReplica) -> None:
+async def test_the_token_protects_everything_but_health_and_metrics(replica):
     paths = ["/admin/config", "/admin/replicas", "/admin/decisions"]
     async with routed(config([replica]), token="s3cret") as harness:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}):
@@ -44,14 +44,14 @@ async def test_the_token_protects_everything_but_health_and_metrics(replica: Fak
         ("10.0.0.1", 403),
     ],
 )
-async def test_without_a_token_only_loopback_hosts_are_served(host: str, status: int, replica: FakeReplica) -> None:
+async def test_without_a_token_only_loopback_hosts_are_served(host, status, replica):
     async with routed(config([replica])) as harness:
         assert (await harness.admin("GET", "/admin/config", headers={"Host": host}))[0] == status
         assert (await harness.admin("GET", "/healthz", headers={"Host": host}))[0] == 200
 
 
 @pytest.mark.parametrize(("token", "status"), [(None, 415), ("s3cret", 401)])
-async def test_compressed_bodies_are_rejected(token: str | None, status: int, replica: FakeReplica) -> None:
+async def test_compressed_bodies_are_rejected(token, status, replica):
     """Half a kilobyte may decompress to a body that blocks all requests for seconds."""
     document = dump_snapshot(config([replica]), 2).document
     async with routed(config([replica]), token=token) as harness:
@@ -61,9 +61,7 @@ async def test_compressed_bodies_are_rejected(token: str | None, status: int, re
         assert harness.router.store.revision == 1
 
 
-async def test_a_client_that_disconnects_during_its_body_causes_no_defect(
-    replica: FakeReplica, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_client_that_disconnects_during_its_body_causes_no_defect(replica, caplog):
     head = b"PUT /admin/config HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
     async with routed(config([replica])) as harness:
         port = int(harness.server.admin_url.rpartition(":")[2])
@@ -85,9 +83,7 @@ async def test_a_client_that_disconnects_during_its_body_causes_no_defect(
         b"GET s3cret\r\n\r\n",
     ],
 )
-async def test_malformed_http_is_rejected_and_not_logged(
-    raw: bytes, replica: FakeReplica, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_malformed_http_is_rejected_and_not_logged(raw, replica, caplog, monkeypatch):
     for existing in logging.root.manager.loggerDict.values():  # logging.config disables existing loggers
         monkeypatch.setattr(existing, "disabled", False, raising=False)
     async with routed(config([replica])) as harness:
@@ -99,7 +95,7 @@ async def test_malformed_http_is_rejected_and_not_logged(
     assert "ERROR" not in caplog.text
 
 
-async def test_bodies_over_the_limit_are_not_explained(replica: FakeReplica) -> None:
+async def test_bodies_over_the_limit_are_not_explained(replica):
     explained_request = {"path": "/v1/completions", "body": {"prompt": "x" * 2000}}
     async with routed(config([replica], limits=Limits(max_body_bytes=1024))) as harness:
         assert (await harness.admin("POST", "/admin/explain", json=explained_request))[0] == 413
@@ -107,7 +103,7 @@ async def test_bodies_over_the_limit_are_not_explained(replica: FakeReplica) -> 
         assert (await harness.admin("POST", "/admin/explain", json=explained_request))[0] == 200
 
 
-async def test_explain_returns_the_decision_that_a_request_gets(two: list[FakeReplica]) -> None:
+async def test_explain_returns_the_decision_that_a_request_gets(two):
     async with routed(config(two, settings=PrefixHashSettings(slack_s=60))) as harness:
         for number in range(10):
             body = {"model": "tiny", "messages": [{"role": "system", "content": f"Expert {number}. " * 99}]}
@@ -127,7 +123,7 @@ async def test_explain_returns_the_decision_that_a_request_gets(two: list[FakeRe
         assert (await harness.admin("POST", "/admin/explain", json=bad_body))[0] == 400
 
 
-async def test_explain_names_the_home_at_which_the_request_would_wait_too_long(two: list[FakeReplica]) -> None:
+async def test_explain_names_the_home_at_which_the_request_would_wait_too_long(two):
     two[0].script = two[1].script = hanging
 
     def about(subject: str) -> dict[str, Any]:
@@ -147,7 +143,7 @@ async def test_explain_names_the_home_at_which_the_request_would_wait_too_long(t
     assert found == {(other.name, "affinity"), (other.name, "spill", busy.name)}
 
 
-async def test_explain_shows_the_hit_and_cost_of_each_candidate(two: list[FakeReplica]) -> None:
+async def test_explain_shows_the_hit_and_cost_of_each_candidate(two):
     async with routed(config(two, settings=LowestCostSettings())) as harness:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "A shared document. " * 200}]}
         first = await harness.chat(json.dumps(body).encode())
@@ -162,7 +158,7 @@ async def test_explain_shows_the_hit_and_cost_of_each_candidate(two: list[FakeRe
         assert shown[first.replica]["cost"] < shown[other_replica]["cost"]
 
 
-async def test_replicas_show_health_and_load(two: list[FakeReplica]) -> None:
+async def test_replicas_show_health_and_load(two):
     two[1].health_status = 500
     async with routed(config(two, health=HealthCheck(failures=1, interval_s=0.05))) as harness:
         await harness.until(lambda: harness.router.services.checks.status("replica-0").is_up, "a first finding")
@@ -177,7 +173,7 @@ async def test_replicas_show_health_and_load(two: list[FakeReplica]) -> None:
     assert (down["health"], down["reason"], down["last_ok_at"]) == ("down", "health check returned status 500", None)
 
 
-async def test_decisions_can_be_fetched_with_a_sample_of_their_blocks(replica: FakeReplica) -> None:
+async def test_decisions_can_be_fetched_with_a_sample_of_their_blocks(replica):
     body = {"model": "tiny", "messages": [{"role": "user", "content": "A shared document. " * 2000}]}
     async with routed(config([replica])) as harness:
         await harness.chat(json.dumps(body).encode())
@@ -205,7 +201,7 @@ def pages_of(ring: DecisionRing, limit: int = 1000) -> list[list[str]]:
     return pages
 
 
-def test_a_page_is_limited_by_its_number_of_block_hashes() -> None:
+def test_a_page_is_limited_by_its_number_of_block_hashes():
     ring = DecisionRing()
     for number in range(5):
         ring.add(record(f"r{number}", many(MAX_SHOWN_BLOCKS // 2)))
@@ -213,14 +209,14 @@ def test_a_page_is_limited_by_its_number_of_block_hashes() -> None:
     assert pages_of(ring, limit=1) == [["r0"], ["r1"], ["r2"], ["r3"], ["r4"]]
 
 
-def test_a_record_longer_than_a_page_has_its_own_page() -> None:
+def test_a_record_longer_than_a_page_has_its_own_page():
     ring = DecisionRing()
     for name, blocks in (("short", 1), ("long", MAX_SHOWN_BLOCKS + 1), ("last", 1)):
         ring.add(record(name, many(blocks)))
     assert pages_of(ring) == [["short"], ["long"], ["last"]]
 
 
-def test_a_block_sample_is_the_lower_part_of_the_hash_range() -> None:
+def test_a_block_sample_is_the_lower_part_of_the_hash_range():
     ring, hashes = DecisionRing(), many(1000)
     ring.add(record("r", hashes))
     whole = decision_page(ring, 0, 1)["decisions"][0]
@@ -234,7 +230,7 @@ def test_a_block_sample_is_the_lower_part_of_the_hash_range() -> None:
     assert set(shown[0.125]["blocks"]) < set(shown[0.5]["blocks"])  # a smaller part is a subset of a larger one
 
 
-def test_a_smaller_block_sample_gives_more_records_a_page_up_to_a_limit() -> None:
+def test_a_smaller_block_sample_gives_more_records_a_page_up_to_a_limit():
     ring = DecisionRing()
     for number in range(600):
         ring.add(record(f"r{number}", many(256)))
@@ -243,7 +239,7 @@ def test_a_smaller_block_sample_gives_more_records_a_page_up_to_a_limit() -> Non
     assert len(whole) < len(part) < len(none) < 600
 
 
-async def test_decisions_are_paged_by_sequence_number(replica: FakeReplica) -> None:
+async def test_decisions_are_paged_by_sequence_number(replica):
     async with routed(config([replica])) as harness:
         for number in range(5):
             await harness.chat(headers=[b"X-Request-Id: r%d" % number])
@@ -270,7 +266,7 @@ async def test_decisions_are_paged_by_sequence_number(replica: FakeReplica) -> N
     assert set(first["decisions"][1]["candidates"][0]) == load
 
 
-def test_the_ring_is_bounded_in_records_and_bytes() -> None:
+def test_the_ring_is_bounded_in_records_and_bytes():
     ring = DecisionRing(max_records=100, max_bytes=50_000)
     for _ in range(500):
         ring.add(record("short", array("Q")))

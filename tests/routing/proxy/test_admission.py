@@ -47,7 +47,7 @@ def capped(replica: FakeReplica, caps: Caps, group_caps: GroupCaps | None = None
     return msgspec.structs.replace(snapshot, pools=(pool,))
 
 
-async def test_a_task_group_has_its_own_caps_or_the_pools(replica: FakeReplica) -> None:
+async def test_a_task_group_has_its_own_caps_or_the_pools(replica):
     coding = [b"X-Task-Group: coding"]
     async with routed(capped(replica, Caps(n=1))) as harness:
         assert (await harness.chat(chat_body(n=2), coding)).status == 400
@@ -66,9 +66,7 @@ async def test_a_task_group_has_its_own_caps_or_the_pools(replica: FakeReplica) 
         ({"n": 2, "top_logprobs": 5, "max_tokens": 50}, None),
     ],
 )
-async def test_a_group_with_one_cap_keeps_the_pools_other_caps(
-    fields: dict[str, Any], param: str | None, replica: FakeReplica
-) -> None:
+async def test_a_group_with_one_cap_keeps_the_pools_other_caps(fields, param, replica):
     snapshot = capped(replica, Caps(n=2, logprobs=5, max_tokens=10), GroupCaps(max_tokens=50))
     async with routed(snapshot) as harness:
         response = await harness.chat(chat_body(**fields), [b"X-Task-Group: coding"])
@@ -76,7 +74,7 @@ async def test_a_group_with_one_cap_keeps_the_pools_other_caps(
     assert param is None or response.error["param"] == param
 
 
-async def test_a_body_within_its_caps_is_forwarded_byte_by_byte(replica: FakeReplica) -> None:
+async def test_a_body_within_its_caps_is_forwarded_byte_by_byte(replica):
     bodies = [
         b' {"n" : 1.0e0, "n":2,  "model":"tiny","messages":[]}\r\n',
         chat_body(max_tokens=10, n=2),
@@ -88,7 +86,7 @@ async def test_a_body_within_its_caps_is_forwarded_byte_by_byte(replica: FakeRep
     assert [call.body for call in replica.calls] == bodies
 
 
-async def test_a_missing_length_is_set_to_the_cap(replica: FakeReplica) -> None:
+async def test_a_missing_length_is_set_to_the_cap(replica):
     async with routed(capped(replica, Caps(max_tokens=100))) as harness:
         for body in (b'{"messages": [ ]}', b'{"messages":[],"max_tokens":null}', b'{"messages":[],"max_tokens":7}'):
             assert (await harness.chat(body)).status == 200
@@ -117,7 +115,7 @@ async def salts_of(snapshot: RouterConfig, replica: FakeReplica, requests: Seque
     return [item["cache_salt"] for item in sent]
 
 
-async def test_a_tenants_salt_is_in_every_body_and_cannot_be_forged(replica: FakeReplica) -> None:
+async def test_a_tenants_salt_is_in_every_body_and_cannot_be_forged(replica):
     forged = (chat_body(), chat_body(cache_salt="mine"), chat_body(cache_salt=None), chat_body(cache_salt=["odd"]))
     requests = [*((KEY, body) for body in forged), (OTHER, chat_body()), (OTHER, chat_body(cache_salt="mine"))]
     first_salt, own_salt, null, odd, other_name, other_own = await salts_of(
@@ -129,14 +127,14 @@ async def test_a_tenants_salt_is_in_every_body_and_cannot_be_forged(replica: Fak
     assert all(len(salt) == 32 for salt in (first_salt, own_salt, other_name, other_own))
 
 
-async def test_keys_of_one_tenant_share_its_salt(replica: FakeReplica) -> None:
+async def test_keys_of_one_tenant_share_its_salt(replica):
     item, two = await salts_of(
         with_keys([replica], *tenants("a", "a")), replica, [(KEY, chat_body()), (OTHER, chat_body())]
     )
     assert item == two
 
 
-async def test_a_key_without_tenant_leaves_bodies_unchanged(replica: FakeReplica) -> None:
+async def test_a_key_without_tenant_leaves_bodies_unchanged(replica):
     bodies = [chat_body(), chat_body(cache_salt="mine")]
     async with routed(with_keys([replica], *tenants(None))) as harness:
         for body in bodies:
@@ -144,7 +142,7 @@ async def test_a_key_without_tenant_leaves_bodies_unchanged(replica: FakeReplica
     assert [call.body for call in replica.calls] == bodies
 
 
-async def test_tenants_share_no_placement_key(replica: FakeReplica) -> None:
+async def test_tenants_share_no_placement_key(replica):
     body = chat_body(text=LONG, user="alice")
     async with routed(with_keys([replica], *tenants("a", "b"))) as harness:
         for secret in (KEY, OTHER, KEY):
@@ -168,7 +166,7 @@ def keys_of(key: ApiKey, snapshot: RouterConfig, header: str | None = None, **fi
     return RequestKeys(admitted, placement.models.resolve(admitted.model), PrefixHasher(SECRET), Tier1(), TokenRatio())
 
 
-def test_a_session_id_is_a_different_session_for_each_tenant() -> None:
+def test_a_session_id_is_a_different_session_for_each_tenant():
     keys = tenants("a", "b")
     sessions = {keys_of(key, with_keys([], *keys), user="alice").session for key in keys}
 
@@ -186,9 +184,7 @@ def test_a_session_id_is_a_different_session_for_each_tenant() -> None:
         (None, {}, False),
     ],
 )
-def test_only_a_header_names_a_conversation_because_users_have_many(
-    header: str | None, fields: dict[str, str], is_conversation: bool
-) -> None:
+def test_only_a_header_names_a_conversation_because_users_have_many(header, fields, is_conversation):
     (key,) = tenants("a")
     keys = keys_of(key, with_keys([], key), header, **fields)
 
@@ -196,7 +192,7 @@ def test_only_a_header_names_a_conversation_because_users_have_many(
     assert (keys.session is not None) is bool(header or fields)
 
 
-async def test_pipelined_requests_keep_their_keys_apart(replica: FakeReplica) -> None:
+async def test_pipelined_requests_keep_their_keys_apart(replica):
     async with routed(with_keys([replica], *tenants("a", "b"))) as harness, harness.connect() as client:
         await client.send(
             b"".join(post(CHAT, chat_body(), [bearer(secret)]) for secret in (KEY, OTHER, "sk-none", KEY))

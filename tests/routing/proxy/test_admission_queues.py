@@ -13,7 +13,7 @@ import pytest
 
 from routing.proxy.admission_queues import AdmissionQueues
 from routing.schema import ConcurrencyConfig, HealthCheck, Limits, ObjectiveMissed, TaskGroupConfig
-from tests.fakes.replica import Call, FakeReplica, answering, fake_replicas, hanging, plain_answer, sse
+from tests.fakes.replica import Call, answering, fake_replicas, hanging, plain_answer, sse
 from tests.routing.proxy.harness import (
     BODY,
     Harness,
@@ -63,7 +63,7 @@ def ask(harness: Harness, name: str, *headers: bytes) -> asyncio.Task[Response]:
     return asyncio.create_task(harness.chat(body(name), headers))
 
 
-async def test_requests_over_the_limit_wait_and_those_over_the_queue_get_429(replica: FakeReplica) -> None:
+async def test_requests_over_the_limit_wait_and_those_over_the_queue_get_429(replica):
     replica.script = held_requests = HeldRequests()
     async with routed(config([replica], concurrency=NARROW)) as harness:
         requests = [ask(harness, "0"), ask(harness, "1")]
@@ -88,7 +88,7 @@ async def test_requests_over_the_limit_wait_and_those_over_the_queue_get_429(rep
         await harness.at_rest()
 
 
-async def test_urgent_requests_go_first_and_clients_cannot_raise_their_priority(replica: FakeReplica) -> None:
+async def test_urgent_requests_go_first_and_clients_cannot_raise_their_priority(replica):
     replica.script = held_requests = HeldRequests()
     groups = (TaskGroupConfig(name="batch", priority=5),)
     async with routed(config([replica], concurrency=ConcurrencyConfig(max_running=1), groups=groups)) as harness:
@@ -112,9 +112,7 @@ async def test_urgent_requests_go_first_and_clients_cannot_raise_their_priority(
         assert (b"x-priority", b"0") in replica.calls[2].headers, "the replica is told as well"
 
 
-async def test_a_tenant_with_many_requests_waits_by_itself_whatever_keys_and_groups_it_uses(
-    replica: FakeReplica,
-) -> None:
+async def test_a_tenant_with_many_requests_waits_by_itself_whatever_keys_and_groups_it_uses(replica):
     replica.script = held_requests = HeldRequests()
     keys = [api_key("a-1", tenant="a"), api_key("a-2", "k2", tenant="a"), api_key("b", "k3"), api_key("c", "k4")]
     keys[3] = msgspec.structs.replace(keys[3], queue_weight=4.0)
@@ -141,7 +139,7 @@ async def objectives(harness: Harness) -> dict[str, float]:
     return {f"{labels['group']} {labels['result']}": value for labels, value in found}
 
 
-async def test_objectives_for_ttft_are_recorded_as_kept_or_missed(replica: FakeReplica) -> None:
+async def test_objectives_for_ttft_are_recorded_as_kept_or_missed(replica):
     async def respond(call: Call) -> None:
         await asyncio.sleep(0.01)
         await call.stream(sse({"choices": [{"text": "Yes"}]}), sse("[DONE]"))
@@ -158,7 +156,7 @@ async def test_objectives_for_ttft_are_recorded_as_kept_or_missed(replica: FakeR
         assert await objectives(harness) == {"chat kept": 1, "chat missed": 1}
 
 
-async def test_a_pool_may_shed_requests_whose_objective_cannot_be_kept(replica: FakeReplica) -> None:
+async def test_a_pool_may_shed_requests_whose_objective_cannot_be_kept(replica):
     replica.script = held_requests = HeldRequests()
     limit = ConcurrencyConfig(max_running=1, max_wait_s=30.0, on_objective_missed=ObjectiveMissed.SHED)
     async with routed(config([replica], concurrency=limit)) as harness:
@@ -175,7 +173,7 @@ async def test_a_pool_may_shed_requests_whose_objective_cannot_be_kept(replica: 
         await harness.at_rest()
 
 
-async def test_a_request_with_an_objective_goes_to_a_replica_that_keeps_it() -> None:
+async def test_a_request_with_an_objective_goes_to_a_replica_that_keeps_it():
     async with fake_replicas(2, hanging) as replicas, routed(config(replicas)) as harness:  # in turn
         long = asyncio.create_task(harness.chat(LONG))
         await harness.until(lambda: any(replica.calls for replica in replicas), "the long prompt to be sent")
@@ -187,7 +185,7 @@ async def test_a_request_with_an_objective_goes_to_a_replica_that_keeps_it() -> 
         long.cancel()
 
 
-async def test_a_group_over_its_limit_leaves_permits_for_others(replica: FakeReplica) -> None:
+async def test_a_group_over_its_limit_leaves_permits_for_others(replica):
     replica.script = held_requests = HeldRequests()
     groups = (TaskGroupConfig(name="batch", concurrency=ConcurrencyConfig(max_running=1, max_waiting=1)),)
     batch = b"X-Task-Group: batch"
@@ -207,9 +205,7 @@ async def test_a_group_over_its_limit_leaves_permits_for_others(replica: FakeRep
         await harness.at_rest()
 
 
-async def test_a_request_that_leaves_the_second_queue_costs_nothing_in_the_first_and_its_exchange_is_forgotten() -> (
-    None
-):
+async def test_a_request_that_leaves_the_second_queue_costs_nothing_in_the_first_and_its_exchange_is_forgotten():
     groups = (TaskGroupConfig(name="batch", concurrency=ConcurrencyConfig(max_running=2)),)
     queues = AdmissionQueues()
     queues.configure(config([], concurrency=ConcurrencyConfig(max_running=1), groups=groups))
@@ -222,7 +218,7 @@ async def test_a_request_that_leaves_the_second_queue_costs_nothing_in_the_first
     assert not [callback for callback in gc.get_referents(permit) if callback in (admitted, rejected)]
 
 
-async def test_waiting_too_long_gets_503(replica: FakeReplica) -> None:
+async def test_waiting_too_long_gets_503(replica):
     replica.script = hanging
     concurrency = ConcurrencyConfig(max_running=1, max_wait_s=0.1)
     async with routed(config([replica], concurrency=concurrency)) as harness:
@@ -236,7 +232,7 @@ async def test_waiting_too_long_gets_503(replica: FakeReplica) -> None:
         assert (gate.running, gate.waiting) == (0, 0)
 
 
-async def test_clients_that_disconnect_while_queued_leave_nothing(replica: FakeReplica) -> None:
+async def test_clients_that_disconnect_while_queued_leave_nothing(replica):
     replica.script = held_requests = HeldRequests()
     async with routed(config([replica], concurrency=ConcurrencyConfig(max_running=1))) as harness:
         first = ask(harness, "0")
@@ -257,9 +253,7 @@ async def test_clients_that_disconnect_while_queued_leave_nothing(replica: FakeR
 
 
 @pytest.mark.parametrize("after", [None, ConcurrencyConfig(max_running=9)])
-async def test_a_configuration_with_a_higher_limit_admits_queued_requests(
-    after: ConcurrencyConfig | None, replica: FakeReplica
-) -> None:
+async def test_a_configuration_with_a_higher_limit_admits_queued_requests(after, replica):
     replica.script = held_requests = HeldRequests()
     async with routed(config([replica], concurrency=ConcurrencyConfig(max_running=1))) as harness:
         requests = [ask(harness, "0")]
@@ -274,7 +268,7 @@ async def test_a_configuration_with_a_higher_limit_admits_queued_requests(
         await harness.at_rest()
 
 
-async def test_an_admitted_request_without_a_replica_gets_503(replica: FakeReplica) -> None:
+async def test_an_admitted_request_without_a_replica_gets_503(replica):
     replica.script = held_requests = HeldRequests()
     concurrency = ConcurrencyConfig(max_running=1)
     health = HealthCheck(failures=1, interval_s=0.05)
@@ -290,7 +284,7 @@ async def test_an_admitted_request_without_a_replica_gets_503(replica: FakeRepli
         await harness.at_rest()
 
 
-async def test_without_limits_there_are_no_queues_and_no_metrics(replica: FakeReplica) -> None:
+async def test_without_limits_there_are_no_queues_and_no_metrics(replica):
     async with routed(config([replica], limits=Limits())) as harness:
         assert (await harness.chat()).status == 200
         assert harness.router.services.admission_queues is None
@@ -298,7 +292,7 @@ async def test_without_limits_there_are_no_queues_and_no_metrics(replica: FakeRe
         assert "queue_" not in text
 
 
-async def test_a_retry_keeps_its_permit() -> None:
+async def test_a_retry_keeps_its_permit():
     async with fake_replicas(2, answering(b"{}", status=503)) as replicas:
         replicas[1].script = answering()
         async with routed(config(replicas, concurrency=ConcurrencyConfig(max_running=1))) as harness:

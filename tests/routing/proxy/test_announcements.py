@@ -21,14 +21,11 @@ from routing.admin.events import FILE, EventSpool, StateObserver
 from routing.schema import HealthCheck
 from tests.fakes.control_plane import control_plane
 from tests.fakes.control_plane import serving as serving_control_plane
-from tests.fakes.replica import FakeReplica
 from tests.pace import examples
 from tests.routing.proxy.harness import Harness, config, routed
 
 
-async def test_a_router_announces_itself_until_accepted_and_then_sends_heartbeats(
-    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_router_announces_itself_until_accepted_and_then_sends_heartbeats(replica, monkeypatch, tmp_path):
     monkeypatch.setattr(announce, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(announce, "FIRST_PAUSE_S", 0.01)
     async with routed(config([replica]), revision=4) as harness, control_plane([503, 401, 200]) as (url, heard):
@@ -63,9 +60,7 @@ def announcing(harness: Harness, url: str, spool: EventSpool | None = None) -> I
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://a..b"])
-async def test_an_unavailable_control_plane_changes_nothing(
-    url: str, replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_unavailable_control_plane_changes_nothing(url, replica, monkeypatch, caplog):
     attempts: list[int] = []
     monkeypatch.setattr(announce, "_pause_s", lambda failures: attempts.append(failures) or 0.01)
     async with routed(config([replica])) as harness:
@@ -82,9 +77,7 @@ async def test_an_unavailable_control_plane_changes_nothing(
     assert 1 <= len(problems) == len(set(problems)) < len(attempts)
 
 
-async def test_each_problem_and_its_end_are_logged_once(
-    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_each_problem_and_its_end_are_logged_once(replica, monkeypatch, caplog):
     for name in ("HEARTBEAT_S", "FIRST_PAUSE_S"):
         monkeypatch.setattr(announce, name, 0.01)
     statuses = [503, 401, 503, 503, 200, 200, 503, 200]
@@ -104,9 +97,7 @@ async def test_each_problem_and_its_end_are_logged_once(
 @pytest.mark.parametrize(
     "says", [b"<html>", b"x" * 100_000, b"[" * 50_000, b"7", b'{"acknowledged_events": "all"}', b"\xff"]
 )
-async def test_a_malformed_response_acknowledges_no_event_and_stops_nothing(
-    says: bytes, replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_malformed_response_acknowledges_no_event_and_stops_nothing(says, replica, monkeypatch, tmp_path):
     monkeypatch.setattr(announce, "_pause_s", lambda _: 0.01)
     monkeypatch.setattr(announce, "MIN_PAUSE_S", 0.01)
     heard = 0
@@ -125,9 +116,7 @@ async def test_a_malformed_response_acknowledges_no_event_and_stops_nothing(
             assert len(spool) == 1
 
 
-async def test_new_events_are_sent_without_waiting_for_a_heartbeat(
-    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_new_events_are_sent_without_waiting_for_a_heartbeat(replica, monkeypatch, tmp_path):
     monkeypatch.setattr(announce, "HEARTBEAT_S", 600.0)
     monkeypatch.setattr(announce, "MIN_PAUSE_S", 0.01)
     spool = EventSpool(tmp_path, "boot")
@@ -155,9 +144,7 @@ async def test_new_events_are_sent_without_waiting_for_a_heartbeat(
         ("http://router.example:8081", "http://nowhere.invalid", "http://router.example:8081"),
     ],
 )
-async def test_a_router_on_all_addresses_announces_one_that_is_reachable(
-    url: str, control_plane_url: str, reported: str
-) -> None:
+async def test_a_router_on_all_addresses_announces_one_that_is_reachable(url, control_plane_url, reported):
     assert await announce.reachable_url(url, control_plane_url) == reported
 
 
@@ -170,7 +157,7 @@ def names(spool: EventSpool) -> list[tuple[str, int]]:
     return [(happening.boot, happening.seq) for happening in spool.oldest(10_000)]
 
 
-def test_events_are_kept_in_order_until_acknowledged(spool: EventSpool) -> None:
+def test_events_are_kept_in_order_until_acknowledged(spool):
     for number in range(5):
         spool.add("replica_ejected", replica=f"r{number}", reason=None)
     spool.acknowledge(spool.oldest(2))
@@ -178,7 +165,7 @@ def test_events_are_kept_in_order_until_acknowledged(spool: EventSpool) -> None:
     assert spool.oldest(1)[0].facts == {"replica": "r2"}
 
 
-def test_events_survive_a_restart(spool: EventSpool, tmp_path: Path) -> None:
+def test_events_survive_a_restart(spool, tmp_path):
     for _ in range(3):
         spool.add("x")
     spool.acknowledge(spool.oldest(1))
@@ -187,7 +174,7 @@ def test_events_survive_a_restart(spool: EventSpool, tmp_path: Path) -> None:
     assert names(after) == [("b1", 2), ("b1", 3), ("b2", 1)]
 
 
-def test_the_oldest_events_are_dropped_and_the_file_is_bounded(tmp_path: Path) -> None:
+def test_the_oldest_events_are_dropped_and_the_file_is_bounded(tmp_path):
     spool = EventSpool(tmp_path, "b1", capacity=10)
     for number in range(1, 1001):
         spool.add("x", text="y" * 1000)
@@ -198,7 +185,7 @@ def test_the_oldest_events_are_dropped_and_the_file_is_bounded(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_damaged_lines_are_skipped_and_the_others_read(tmp_path: Path, seed: int) -> None:
+def test_damaged_lines_are_skipped_and_the_others_read(tmp_path, seed):
     chance = random.Random(seed)
     spool = EventSpool(tmp_path, "b1")
     for number in range(20):
@@ -215,7 +202,7 @@ def test_damaged_lines_are_skipped_and_the_others_read(tmp_path: Path, seed: int
         assert len(read) >= damaged.count(b"\n") - 2
 
 
-def test_a_torn_event_damages_no_other_event(tmp_path: Path) -> None:
+def test_a_torn_event_damages_no_other_event(tmp_path):
     """A process or disk that fails in the middle of an event loses at most that one."""
     before = EventSpool(tmp_path, "b1")
     before.add("x")
@@ -230,7 +217,7 @@ def test_a_torn_event_damages_no_other_event(tmp_path: Path) -> None:
         assert names(after) == names(EventSpool(tmp_path, "b3")) == [*left, ("b2", 1)]
 
 
-def test_events_are_written_once_a_full_disk_has_space(tmp_path: Path) -> None:
+def test_events_are_written_once_a_full_disk_has_space(tmp_path):
     (tmp_path / "state").touch()
     spool = EventSpool(tmp_path / "state", "b1")
     spool.add("x")
@@ -239,7 +226,7 @@ def test_events_are_written_once_a_full_disk_has_space(tmp_path: Path) -> None:
     assert names(EventSpool(tmp_path / "state", "b2")) == [("b1", 1), ("b1", 2)]
 
 
-def test_a_failing_disk_does_not_stop_events(tmp_path: Path) -> None:
+def test_a_failing_disk_does_not_stop_events(tmp_path):
     (tmp_path / "file").touch()
     spool = EventSpool(tmp_path / "file", "b1")
     spool.add("x")
@@ -248,7 +235,7 @@ def test_a_failing_disk_does_not_stop_events(tmp_path: Path) -> None:
 
 
 @pytest.mark.generated
-def test_kills_lose_no_event(tmp_path: Path) -> None:
+def test_kills_lose_no_event(tmp_path):
     """The process is killed at any time; a later process reports every event that was added."""
     chance = random.Random(1)
     added: list[str] = []
@@ -291,9 +278,7 @@ def noticing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("routing.admin.events.PERIOD_S", 0.02)
 
 
-async def test_a_lost_and_recovered_replica_is_reported_once(
-    noticing: None, two: list[FakeReplica], spool: EventSpool
-) -> None:
+async def test_a_lost_and_recovered_replica_is_reported_once(noticing, two, spool):
     seldom = HealthCheck(interval_s=60)  # no check changes what the test sets
     async with routed(config(two, health=seldom), revision=4) as harness:
         observer = StateObserver(harness.server.data.view, spool, "1.0")

@@ -11,7 +11,7 @@ import pytest
 
 from routing.http import auth as access_module
 from routing.schema import ApiKey, ConcurrencyConfig, ConfigError, Limits, RouterConfig, dump_snapshot
-from tests.fakes.replica import Call, FakeReplica, answering, hanging
+from tests.fakes.replica import Call, answering, hanging
 from tests.routing.proxy.harness import (
     BODY,
     CHAT,
@@ -61,7 +61,7 @@ WITHOUT_KEY: list[tuple[bytes, ...]] = [
 
 
 @pytest.mark.parametrize("path", [CHAT, b"/v1/models"])
-async def test_requests_without_a_valid_key_get_401(path: bytes, replica: FakeReplica) -> None:
+async def test_requests_without_a_valid_key_get_401(path, replica):
     async with routed(with_keys([replica], api_key())) as harness, harness.connect() as client:
         for headers in sorted(2 * WITHOUT_KEY):  # the second head is cached
             response = await client.ask(get(path, headers) if path == b"/v1/models" else post(path, BODY, headers))
@@ -75,9 +75,7 @@ async def test_requests_without_a_valid_key_get_401(path: bytes, replica: FakeRe
 @pytest.mark.parametrize("headers", [(), (bearer(OTHER),), (b"Expect: 100-continue",)])
 @pytest.mark.parametrize("framing", [b"Content-Length: 99999", b"Transfer-Encoding: chunked"])
 @pytest.mark.parametrize("path", [CHAT, b"/health"])
-async def test_a_body_without_a_valid_key_is_not_received(
-    path: bytes, framing: bytes, headers: Sequence[bytes], replica: FakeReplica
-) -> None:
+async def test_a_body_without_a_valid_key_is_not_received(path, framing, headers, replica):
     """Otherwise clients without a key could use up the memory for incomplete bodies."""
     async with routed(with_keys([replica], api_key())) as harness, harness.connect() as client:
         assert (await client.ask(post(CHAT, BODY, [bearer()]))).status == 200
@@ -88,7 +86,7 @@ async def test_a_body_without_a_valid_key_is_not_received(
     assert len(replica.calls) == 1
 
 
-async def test_a_body_with_a_valid_key_is_received(replica: FakeReplica) -> None:
+async def test_a_body_with_a_valid_key_is_received(replica):
     async with routed(with_keys([replica], api_key())) as harness, harness.connect() as client:
         for _ in range(2):
             request = post(CHAT, BODY, [bearer(), b"Expect: 100-continue"])
@@ -98,7 +96,7 @@ async def test_a_body_with_a_valid_key_is_received(replica: FakeReplica) -> None
 
 
 @pytest.mark.parametrize("scheme", [b"Bearer", b"bearer", b"BEARER"])
-async def test_a_valid_key_is_accepted_and_not_forwarded(scheme: bytes, replica: FakeReplica) -> None:
+async def test_a_valid_key_is_accepted_and_not_forwarded(scheme, replica):
     spellings = [b"%b: %b" % (name, KEY.encode()) for name in (b"api-key", b"X-Api-Key", b"x_api_key", b"api_key")]
     headers = [b"X-First: 1", b"authorization: %b %b" % (scheme, KEY.encode()), *spellings, b"X-Last: 2"]
     snapshot = with_keys([replica], api_key(), api_key("second", OTHER))
@@ -112,7 +110,7 @@ async def test_a_valid_key_is_accepted_and_not_forwarded(scheme: bytes, replica:
 
 
 @pytest.mark.parametrize("is_guarded", [True, False])
-async def test_a_replica_gets_its_own_key_instead_of_the_clients(is_guarded: bool, replica: FakeReplica) -> None:
+async def test_a_replica_gets_its_own_key_instead_of_the_clients(is_guarded, replica):
     snapshot = with_keys([replica], api_key()) if is_guarded else config([replica])
     snapshot = with_replica_key(snapshot, "replica-secret")
     async with routed(snapshot) as harness:
@@ -129,7 +127,7 @@ def with_replica_key(snapshot: RouterConfig, secret: str) -> RouterConfig:
     return msgspec.structs.replace(snapshot, pools=(msgspec.structs.replace(pool, replicas=replicas),))
 
 
-async def test_each_configuration_decides_which_keys_are_valid(replica: FakeReplica) -> None:
+async def test_each_configuration_decides_which_keys_are_valid(replica):
     async with routed(with_keys([replica], api_key())) as harness, harness.connect() as client:
         statuses = []
         for keys in ((api_key(),), (api_key("second", OTHER),), (api_key(), api_key("second", OTHER)), ()):
@@ -138,14 +136,14 @@ async def test_each_configuration_decides_which_keys_are_valid(replica: FakeRepl
     assert statuses == [200, 401, 200, 401]
 
 
-async def test_health_requires_no_key(replica: FakeReplica) -> None:
+async def test_health_requires_no_key(replica):
     async with routed(with_keys([replica])) as harness, harness.connect() as client:
         assert (await client.ask(get(b"/health"))).status == 200
 
 
 # --- scope ---
 @pytest.mark.parametrize(("model", "status"), [("tiny", 200), ("large", 403), ("nobody-has-it", 403), (None, 403)])
-async def test_a_key_is_valid_for_its_models(model: str | None, status: int, replica: FakeReplica) -> None:
+async def test_a_key_is_valid_for_its_models(model, status, replica):
     async with routed(with_keys([replica], api_key(models=("tiny",)))) as harness:
         response = await ask(harness, chat_body(model) if model else b"{}")
         assert response.status == status
@@ -167,9 +165,7 @@ async def test_a_key_is_valid_for_its_models(model: str | None, status: int, rep
         (("coding",), "unheard-of", None),
     ],
 )
-async def test_a_key_selects_and_limits_the_task_group(
-    groups: tuple[str, ...] | None, named: str | None, expected: str | None, replica: FakeReplica
-) -> None:
+async def test_a_key_selects_and_limits_the_task_group(groups, named, expected, replica):
     headers = [bearer()] + ([b"X-Task-Group: " + named.encode()] if named else [])
     async with routed(with_keys([replica], api_key(groups=groups))) as harness:
         response = await ask(harness, chat_body(), headers)
@@ -179,7 +175,7 @@ async def test_a_key_selects_and_limits_the_task_group(
 
 
 # --- rates ---
-async def test_requests_over_the_rate_get_429_with_rate_limit_headers(clock: list[float], replica: FakeReplica) -> None:
+async def test_requests_over_the_rate_get_429_with_rate_limit_headers(clock, replica):
     async with routed(with_keys([replica], api_key(requests_per_s=0.5, burst=2), api_key("second", OTHER))) as harness:
         statuses = [(await ask(harness)).status for _ in range(3)]
         rejected = await ask(harness)
@@ -194,7 +190,7 @@ async def test_requests_over_the_rate_get_429_with_rate_limit_headers(clock: lis
     assert rejected.error["type"] == "rate_limit_error"
 
 
-async def test_requests_that_a_busy_router_refuses_are_not_counted(clock: list[float], replica: FakeReplica) -> None:
+async def test_requests_that_a_busy_router_refuses_are_not_counted(clock, replica):
     replica.script = hanging
     keys = api_key(requests_per_s=0.5, burst=2), api_key("second", OTHER)
     queue = ConcurrencyConfig(max_running=1, max_waiting=0)
@@ -214,7 +210,7 @@ async def test_requests_that_a_busy_router_refuses_are_not_counted(clock: list[f
     assert served == [200, 200, 429]
 
 
-async def test_tokens_are_counted_as_reported(clock: list[float], replica: FakeReplica) -> None:
+async def test_tokens_are_counted_as_reported(clock, replica):
     replica.script = answering(b'{"usage":{"prompt_tokens":50,"completion_tokens":100}}')
     async with routed(with_keys([replica], api_key(tokens_per_min=120))) as harness:
         statuses = [(await ask(harness)).status for _ in range(2)]
@@ -228,14 +224,14 @@ async def test_tokens_are_counted_as_reported(clock: list[float], replica: FakeR
     assert rejected.headers["x-ratelimit-limit-tokens"] == "120"
 
 
-async def test_a_prompt_is_counted_when_it_is_sent(clock: list[float], replica: FakeReplica) -> None:
+async def test_a_prompt_is_counted_when_it_is_sent(clock, replica):
     replica.script = answering(b'{"error":{}}', status=400)
     async with routed(with_keys([replica], api_key(tokens_per_min=100))) as harness:
         statuses = [(await ask(harness, chat_body(text="x" * 4000))).status for _ in range(2)]
     assert statuses == [400, 429]
 
 
-async def test_running_requests_are_counted_in_the_new_configuration(clock: list[float], replica: FakeReplica) -> None:
+async def test_running_requests_are_counted_in_the_new_configuration(clock, replica):
     go = asyncio.Event()
 
     async def script(call: Call) -> None:
@@ -265,14 +261,14 @@ async def test_running_requests_are_counted_in_the_new_configuration(clock: list
         ((ApiKey(name="plain", digest=KEY),), "$.access.keys[0].digest"),
     ],
 )
-def test_invalid_keys_are_rejected_with_their_path(keys: Sequence[ApiKey], path: str) -> None:
+def test_invalid_keys_are_rejected_with_their_path(keys, path):
     with pytest.raises(ConfigError) as caught:
         dump_snapshot(with_keys([], *keys), 1)
     assert caught.value.path == path
     assert KEY not in caught.value.reason
 
 
-async def test_a_key_expires_without_a_push(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_key_expires_without_a_push(replica, monkeypatch):
     now = [1_900_000_000.0]
     monkeypatch.setattr(access_module, "time", lambda: now[0])
     async with routed(with_keys([replica], api_key(expires_at=1_900_000_060))) as harness:

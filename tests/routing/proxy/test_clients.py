@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -14,13 +13,13 @@ from routing.http.tls import TlsFiles
 from routing.proxy.client_connection import MAX_PIPELINED_BYTES
 from routing.schema import Limits
 from tests.fakes.certificates import Authority
-from tests.fakes.replica import Call, FakeReplica, chunk, hanging, plain_answer, sse
+from tests.fakes.replica import Call, chunk, hanging, plain_answer, sse
 from tests.pace import is_within
 from tests.routing.proxy.harness import BODY, CHAT, Harness, RawClient, config, get, narrow, post, routed
 
 
 @pytest.mark.parametrize("has_started", [False, True])
-async def test_a_client_that_disconnects_stops_its_replica_at_once(has_started: bool, replica: FakeReplica) -> None:
+async def test_a_client_that_disconnects_stops_its_replica_at_once(has_started, replica):
     async def script(call: Call) -> None:
         if has_started:
             await call.begin_stream(sse({"n": 1}))
@@ -40,7 +39,7 @@ async def test_a_client_that_disconnects_stops_its_replica_at_once(has_started: 
         assert 'outcome="cancelled"} 1' in text
 
 
-async def test_pipelined_requests_are_answered_in_order(two: list[FakeReplica]) -> None:
+async def test_pipelined_requests_are_answered_in_order(two):
     async def slow(call: Call) -> None:
         await asyncio.sleep(0.1)
         await call.send(plain_answer(b"slow " + call.body[-3:]))
@@ -58,7 +57,7 @@ async def test_pipelined_requests_are_answered_in_order(two: list[FakeReplica]) 
     assert [response.body[-3:] for response in responses[:4] + responses[5:9]] == [body[-3:] for body in bodies]
 
 
-async def test_connections_are_limited_by_address(replica: FakeReplica) -> None:
+async def test_connections_are_limited_by_address(replica):
     limits = Limits(max_connections_per_address=3)
     async with routed(config([replica])) as harness, harness.connect() as before:
         assert (await before.ask(post(CHAT))).status == 200
@@ -81,7 +80,7 @@ async def test_connections_are_limited_by_address(replica: FakeReplica) -> None:
             await harness.until(lambda: len(harness.router.clients) == 5, "as many as like")
 
 
-async def test_requests_over_the_limit_get_503_with_retry_after(replica: FakeReplica) -> None:
+async def test_requests_over_the_limit_get_503_with_retry_after(replica):
     replica.script = hanging
     async with routed(config([replica], limits=Limits(max_in_flight=2))) as harness:
         async with harness.connect() as first, harness.connect() as second, harness.connect() as third:
@@ -99,7 +98,7 @@ HOST = b"Host: router\r\n"
 END = b"\r\n"
 
 
-async def test_the_100_continue_follows_the_responses_to_earlier_requests(replica: FakeReplica) -> None:
+async def test_the_100_continue_follows_the_responses_to_earlier_requests(replica):
     before = get(b"/health") * 200  # more than are answered in one iteration
     async with routed(config([replica])) as harness, harness.connect() as client:
         await client.send(before + START + HOST + LENGTH + b"Expect: 100-continue\r\n" + END)
@@ -107,7 +106,7 @@ async def test_the_100_continue_follows_the_responses_to_earlier_requests(replic
         assert (await client.ask(BODY)).status == 200
 
 
-async def test_a_rejected_client_can_read_the_rejection_while_it_sends(replica: FakeReplica) -> None:
+async def test_a_rejected_client_can_read_the_rejection_while_it_sends(replica):
     limits = Limits(max_body_bytes=1024)
     async with routed(config([replica], limits=limits)) as harness, harness.connect() as client:
         assert (await client.ask(START + HOST + b"Content-Length: 4000000\r\n" + END, b"x" * 1_000_000)).status == 413
@@ -146,9 +145,7 @@ async def flood(call: Call) -> None:
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
-async def test_a_client_that_does_not_read_pauses_its_replica(
-    is_tls: bool, tmp_path: Path, replica: FakeReplica
-) -> None:
+async def test_a_client_that_does_not_read_pauses_its_replica(is_tls, tmp_path, replica):
     authority, replica.script = Authority(tmp_path), flood
     certificate = authority.issue("router")
     files = TlsFiles(str(certificate.path), str(certificate.key)) if is_tls else None
@@ -164,7 +161,7 @@ async def test_a_client_that_does_not_read_pauses_its_replica(
         assert len((await client.read_response()).body) == PIECES * 65_536
 
 
-async def test_a_client_that_reads_nothing_is_disconnected_at_its_deadline(replica: FakeReplica) -> None:
+async def test_a_client_that_reads_nothing_is_disconnected_at_its_deadline(replica):
     async def script(call: Call) -> None:
         await call.begin_stream()
         for _ in range(2000):
@@ -180,7 +177,7 @@ async def test_a_client_that_reads_nothing_is_disconnected_at_its_deadline(repli
         await harness.at_rest()
 
 
-async def test_a_client_that_is_full_before_the_response_pauses_its_replica(replica: FakeReplica) -> None:
+async def test_a_client_that_is_full_before_the_response_pauses_its_replica(replica):
     """Pipelined requests: a response fills the client while the next request is in flight."""
     harness: Harness
 
@@ -206,7 +203,7 @@ async def test_a_client_that_is_full_before_the_response_pauses_its_replica(repl
             await client.reader.readexactly(2 * MAX_HELD_BYTES)  # and the replica is read again
 
 
-async def test_a_client_that_sends_and_does_not_read_is_not_read(replica: FakeReplica) -> None:
+async def test_a_client_that_sends_and_does_not_read_is_not_read(replica):
     request = get(b"/health")
     async with routed(config([replica])) as harness, narrow(harness) as client:
         client.writer.write(request * ASKED + get(b"/health", (b"Connection: close",)))
@@ -229,7 +226,7 @@ class Wire(asyncio.Transport):
         self.written_bytes += len(data)
 
 
-async def test_writes_of_one_iteration_do_not_pile_up() -> None:
+async def test_writes_of_one_iteration_do_not_pile_up():
     write_buffer, wire, written = WriteBuffer(asyncio.get_running_loop()), Wire(), 0
     for _ in range(10 * BURST_WRITES):
         write_buffer.write(wire, bytes(BURST_BYTES))
@@ -242,7 +239,7 @@ async def test_writes_of_one_iteration_do_not_pile_up() -> None:
 DEADLINES = Limits(header_timeout_s=0.15, body_idle_timeout_s=0.15, keep_alive_timeout_s=0.15)
 
 
-async def test_a_trickling_head_has_one_deadline(replica: FakeReplica) -> None:
+async def test_a_trickling_head_has_one_deadline(replica):
     async with routed(config([replica], limits=DEADLINES)) as harness, harness.connect() as client:
         response = asyncio.create_task(client.read_all())
         endless = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 1000
@@ -255,7 +252,7 @@ async def test_a_trickling_head_has_one_deadline(replica: FakeReplica) -> None:
 
 
 @pytest.mark.parametrize("before", [b"", get(b"/health")], ids=["at first", "kept alive"])
-async def test_empty_lines_before_a_request_do_not_extend_the_deadline(before: bytes, replica: FakeReplica) -> None:
+async def test_empty_lines_before_a_request_do_not_extend_the_deadline(before, replica):
     limits = Limits(header_timeout_s=0.15, keep_alive_timeout_s=60)
     async with routed(config([replica], limits=limits)) as harness, harness.connect() as client:
         if before:
@@ -269,7 +266,7 @@ async def test_empty_lines_before_a_request_do_not_extend_the_deadline(before: b
         assert await ending == b""
 
 
-async def test_empty_lines_between_requests_do_not_add_up(replica: FakeReplica) -> None:
+async def test_empty_lines_between_requests_do_not_add_up(replica):
     limits = Limits(max_header_bytes=1024, header_timeout_s=30, keep_alive_timeout_s=60)
     async with routed(config([replica], limits=limits)) as harness, harness.connect() as client:
         time_s = asyncio.get_running_loop().time
@@ -291,7 +288,7 @@ async def drip(client: RawClient, data: bytes, piece: int, every_s: float) -> by
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 4000", b"Transfer-Encoding: chunked"])
-async def test_a_body_below_the_minimum_rate_is_rejected(framing: bytes, replica: FakeReplica) -> None:
+async def test_a_body_below_the_minimum_rate_is_rejected(framing, replica):
     """100 bytes/s after the grace period, where 1,000 are required."""
     limits = Limits(body_idle_timeout_s=5.0, body_grace_s=0.3)
     async with routed(config([replica], limits=limits)) as harness, harness.connect() as client:
@@ -305,7 +302,7 @@ async def test_a_body_below_the_minimum_rate_is_rejected(framing: bytes, replica
     assert replica.calls == []
 
 
-async def test_a_body_above_the_minimum_rate_is_received(replica: FakeReplica) -> None:
+async def test_a_body_above_the_minimum_rate_is_received(replica):
     """2,000 bytes in a second after a grace of 0.1 s; then a pause that the rate allows."""
     limits = Limits(body_idle_timeout_s=5.0, body_grace_s=0.1)
     async with routed(config([replica], limits=limits)) as harness, harness.connect() as client:

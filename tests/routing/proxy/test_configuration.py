@@ -6,7 +6,6 @@ import asyncio
 import errno
 import json
 import os
-import signal
 import stat
 import subprocess
 import sys
@@ -17,10 +16,9 @@ from typing import Any
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from routing import __version__
 from routing.proxy.config_store import (
     CURRENT,
     PREVIOUS,
@@ -35,10 +33,7 @@ from routing.proxy.config_store import (
 )
 from routing.schema import (
     ConfigError,
-    Limits,
     LoadedSnapshot,
-    PrefixHashSettings,
-    RoundRobinSettings,
     RouterConfig,
     dump_snapshot,
     key_id,
@@ -46,10 +41,9 @@ from routing.schema import (
     sign_document,
 )
 from routing.settings import SettingsError, read_settings
-from tests.fakes.replica import Call, FakeReplica, halting, sse
-from tests.routing.proxy.harness import CHAT, Harness, config, connect, get, post, ready, routed
+from tests.fakes.replica import Call, sse
+from tests.routing.proxy.harness import CHAT, Harness, config, get, post, ready, routed
 from tests.routing.schema.damage import CONFIG
-from tests.routing.workers.harness import serving
 
 
 async def running_revision(harness: Harness) -> int | None:
@@ -57,7 +51,7 @@ async def running_revision(harness: Harness) -> int | None:
     return shown["revision"]
 
 
-async def test_without_a_configuration_requests_get_503() -> None:
+async def test_without_a_configuration_requests_get_503():
     async with routed(None) as harness:
         response = await harness.chat()
         assert (response.status, response.headers["retry-after"]) == (503, "1")
@@ -68,7 +62,7 @@ async def test_without_a_configuration_requests_get_503() -> None:
         )
 
 
-async def test_a_pushed_configuration_is_acknowledged_and_active(two: list[FakeReplica]) -> None:
+async def test_a_pushed_configuration_is_acknowledged_and_active(two):
     async with routed(None) as harness:
         status, ack = await harness.push(config(two[:1]), 4)
         assert (status, ack["status"], ack["revision"]) == (200, "ack", 4)
@@ -82,7 +76,7 @@ async def test_a_pushed_configuration_is_acknowledged_and_active(two: list[FakeR
         assert (await harness.chat()).replica == "replica-1"
 
 
-async def test_a_pool_without_replicas_is_accepted(two: list[FakeReplica]) -> None:
+async def test_a_pool_without_replicas_is_accepted(two):
     async with routed(config([])) as harness:
         assert (await harness.chat()).status == 503
         assert (await harness.push(config(two), revision=2))[0] == 200
@@ -91,9 +85,7 @@ async def test_a_pool_without_replicas_is_accepted(two: list[FakeReplica]) -> No
         assert (await harness.chat()).status == 503
 
 
-async def test_a_push_that_cannot_be_checked_now_is_not_rejected(
-    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_push_that_cannot_be_checked_now_is_not_rejected(replica, monkeypatch):
     async def fails(*_: object) -> None:
         raise RetryLaterError("no worker is running")
 
@@ -108,7 +100,7 @@ async def test_a_push_that_cannot_be_checked_now_is_not_rejected(
         assert shown["last_nack"] is None
 
 
-async def test_an_older_revision_never_replaces_a_newer_one(two: list[FakeReplica]) -> None:
+async def test_an_older_revision_never_replaces_a_newer_one(two):
     async with routed(config(two[:1]), revision=5) as harness:
         for snapshot, revision in ((config(two[1:]), 4), (config(two[1:]), 5)):
             status, nack = await harness.push(snapshot, revision)
@@ -123,7 +115,7 @@ def altered(document: bytes, **fields: Any) -> bytes:
     return msgspec.json.encode({**msgspec.json.decode(document), **fields})
 
 
-async def test_an_invalid_configuration_is_rejected_with_path_and_reason(two: list[FakeReplica]) -> None:
+async def test_an_invalid_configuration_is_rejected_with_path_and_reason(two):
     good = dump_snapshot(config(two), 9).document
     body = json.loads(good)["config"]
     twice = {**body, "pools": body["pools"] * 2}
@@ -152,40 +144,7 @@ async def test_an_invalid_configuration_is_rejected_with_path_and_reason(two: li
         assert (await harness.chat()).status == 200
 
 
-async def test_configurations_change_under_load_without_losing_a_request(two: list[FakeReplica]) -> None:
-    async def script(call: Call) -> None:
-        await call.begin_stream(sse({"n": 1}))
-        await asyncio.sleep(0.005)
-        await call.end_stream(sse({"n": 2}))
-
-    for replica in two:
-        replica.script = script
-    async with routed(config(two), revision=1) as harness:
-        answered = 0
-        done = asyncio.Event()
-
-        async def keep_asking() -> None:
-            nonlocal answered
-            async with harness.connect() as client:
-                while not done.is_set():
-                    response = await client.ask(post(CHAT))
-                    assert (response.status, response.body) == (200, sse({"n": 1}) + sse({"n": 2}))
-                    answered += 1
-
-        asking = [asyncio.create_task(keep_asking()) for _ in range(8)]
-        for revision in range(2, 40):
-            members = (two, two[:1], two[1:])[revision % 3]
-            settings = PrefixHashSettings() if revision % 2 else RoundRobinSettings()
-            status, _ = await harness.push(config(members, settings=settings, policy_revision=revision), revision)
-            assert status == 200
-        before = answered
-        await harness.until(lambda: answered > before + 20, "more answers")
-        done.set()
-        await asyncio.gather(*asking)
-        await harness.at_rest()
-
-
-async def test_a_request_keeps_its_configuration_and_its_replica(two: list[FakeReplica]) -> None:
+async def test_a_request_keeps_its_configuration_and_its_replica(two):
     go = asyncio.Event()
 
     async def script(call: Call) -> None:
@@ -206,7 +165,7 @@ async def test_a_request_keeps_its_configuration_and_its_replica(two: list[FakeR
 
 
 # --- on disk -----------------------------------------------------------------------------------------
-async def test_a_router_starts_with_its_last_configuration(two: list[FakeReplica], tmp_path: Path) -> None:
+async def test_a_router_starts_with_its_last_configuration(two, tmp_path):
     """A router serves without its control plane."""
     async with routed(None, state_dir=tmp_path) as harness:
         await harness.push(config(two[:1]), 6)
@@ -217,17 +176,13 @@ async def test_a_router_starts_with_its_last_configuration(two: list[FakeReplica
         assert (await harness.chat()).replica == "replica-0"
 
 
-async def test_a_file_wins_over_the_stored_configuration_unless_that_is_newer(
-    two: list[FakeReplica], tmp_path: Path
-) -> None:
+async def test_a_file_wins_over_the_stored_configuration_unless_that_is_newer(two, tmp_path):
     for revision, expected in ((5, 5), (4, 5), (5, 5), (7, 7)):
         async with routed(config(two), revision=revision, state_dir=tmp_path) as harness:
             assert await running_revision(harness) == expected
 
 
-async def test_the_newer_stored_configuration_is_used_whichever_was_written_last(
-    replica: FakeReplica, tmp_path: Path
-) -> None:
+async def test_the_newer_stored_configuration_is_used_whichever_was_written_last(replica, tmp_path):
     """Two routers that share a folder by mistake leave such files."""
     for revision in (9, 8):
         LastKnownGood(tmp_path).save(dump_snapshot(config([replica]), revision).document)
@@ -238,9 +193,7 @@ async def test_the_newer_stored_configuration_is_used_whichever_was_written_last
 
 @pytest.mark.parametrize(("runs", "expected"), [({7, 8, 9}, 9), ({7, 8}, 8), ({7}, 7), (set(), None)])
 @pytest.mark.parametrize("named", [None, 7])
-async def test_a_stored_configuration_that_cannot_be_activated_is_skipped(
-    runs: set[int], expected: int | None, named: int | None, replica: FakeReplica, tmp_path: Path
-) -> None:
+async def test_a_stored_configuration_that_cannot_be_activated_is_skipped(runs, expected, named, replica, tmp_path):
     """A router without a file waits for a push; one with a file fails."""
 
     async def prepare(snapshot: LoadedSnapshot) -> Swap:
@@ -265,7 +218,7 @@ async def test_a_stored_configuration_that_cannot_be_activated_is_skipped(
     assert (store.last_nack is None) == (expected == 9)
 
 
-async def test_a_push_that_cannot_be_stored_is_not_acknowledged(replica: FakeReplica, tmp_path: Path) -> None:
+async def test_a_push_that_cannot_be_stored_is_not_acknowledged(replica, tmp_path):
     blocked = tmp_path / "state"
     blocked.write_text("a file where the folder should be")
     async with routed(None, state_dir=blocked) as harness:
@@ -273,9 +226,7 @@ async def test_a_push_that_cannot_be_stored_is_not_acknowledged(replica: FakeRep
         assert (status, nack["status"], await running_revision(harness)) == (422, "nack", None)
 
 
-async def test_a_file_is_used_even_if_it_cannot_be_stored(
-    replica: FakeReplica, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_file_is_used_even_if_it_cannot_be_stored(replica, tmp_path, caplog):
     blocked = tmp_path / "state"
     blocked.write_text("a file where the folder should be")
     async with routed(config([replica]), revision=3, state_dir=blocked) as harness:
@@ -284,29 +235,7 @@ async def test_a_file_is_used_even_if_it_cannot_be_stored(
     assert "last_known_good_not_written" in caplog.text
 
 
-# --- processes -----------------------------------------------------------------------------------------
-async def test_the_first_signal_drains_and_the_second_stops(replica: FakeReplica, tmp_path: Path) -> None:
-    """``test_shutdown.py`` covers the details."""
-    replica.script = halting
-    snapshot = config([replica], limits=Limits(drain_timeout_s=60))
-    secret = json.dumps({"prompt": "tripwire-prompt", "user": "tripwire-user"}).encode()
-    headers = [b"Authorization: Bearer tripwire-key", b"Cookie: tripwire=cookie"]
-    async with serving(tmp_path, snapshot, revision=3, name="one") as router, connect(router.port) as client:
-        await client.send(post(b"/v1/completions", secret, headers))
-        await client.read_until(b"\n\n")
-        router.process.send_signal(signal.SIGTERM)
-        await router.line("draining")
-        assert router.process.returncode is None
-        assert await router.end() == 0
-    text = "".join(router.lines)
-    assert "Router one is ready" in text
-    build = {"version": __version__, "compiled": str("TEST_COMPILED" in os.environ).lower()}
-    assert " INFO serving " + " ".join(f"{name}={value}" for name, value in build.items()) in text
-    assert "revision=3" in text
-    assert "tripwire" not in text
-
-
-def test_a_process_that_cannot_serve_logs_the_reason(tmp_path: Path) -> None:
+def test_a_process_that_cannot_serve_logs_the_reason(tmp_path):
     file = tmp_path / "config.json"
     file.write_text('{"revision": 1, "config": {"pools": []}}')
     options = ["--port=0", "--admin-port=0", f"--config={file}", f"--state-dir={tmp_path / 'state'}", "--name=one"]
@@ -318,7 +247,7 @@ def test_a_process_that_cannot_serve_logs_the_reason(tmp_path: Path) -> None:
 # --- The last known good configuration on disk, and signatures of configurations ---
 
 
-def test_a_full_disk_leaves_the_stored_documents(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_stored_documents(tmp_path):
     files = LastKnownGood(tmp_path)
     files.save(b"first")
     files.save(b"second")
@@ -333,7 +262,7 @@ def test_a_full_disk_leaves_the_stored_documents(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["torn", "flipped", "emptied", "missing"])
-def test_a_damaged_file_is_skipped_for_the_previous_one(damage: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_skipped_for_the_previous_one(damage, tmp_path):
     files = LastKnownGood(tmp_path)
     assert files.load() == []
     files.save(b"first")
@@ -353,9 +282,7 @@ def test_a_damaged_file_is_skipped_for_the_previous_one(damage: str, tmp_path: P
     assert files.load() == []
 
 
-def test_a_document_stays_even_if_the_folder_cannot_be_flushed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_document_stays_even_if_the_folder_cannot_be_flushed(tmp_path, monkeypatch, caplog):
     files, really_flush = LastKnownGood(tmp_path), os.fsync
     files.save(b"first")
 
@@ -412,30 +339,10 @@ async def rejected(taker: ConfigStore, document_bytes: bytes) -> tuple[str, str]
 
 
 GOOD = document()
-SIGNED = load_snapshot(GOOD)
-
-
-@settings(max_examples=400)
-@given(bit=st.integers(0, len(GOOD) * 8 - 1))
-def test_a_flipped_bit_is_rejected_or_changes_nothing(bit: int) -> None:
-    altered = bytearray(GOOD)
-    altered[bit // 8] ^= 1 << bit % 8
-    try:
-        snapshot_read = load_snapshot(bytes(altered))
-        checks(CURRENT_KEY).check_pushed(snapshot_read)
-    except ConfigError as error:
-        assert error.reason  # noqa: PT017 - the other outcome is checked below
-        return
-    assert (snapshot_read.revision, snapshot_read.sha256, snapshot_read.config, snapshot_read.signature) == (
-        7,
-        SIGNED.sha256,
-        BODY,
-        SIGNED.signature,
-    )
 
 
 @given(data=st.data())
-def test_any_altered_field_is_rejected(data: st.DataObject) -> None:
+def test_any_altered_field_is_rejected(data):
     """Without the key every field and a matching digest can be forged, but not the signature."""
     tree = msgspec.json.decode(GOOD)
     name = data.draw(st.sampled_from(["revision", "config", "key", "issued_at", "expires_at", "value"]))
@@ -464,7 +371,7 @@ def test_any_altered_field_is_rejected(data: st.DataObject) -> None:
     assert error.value.path.startswith("$.signature")
 
 
-async def test_rejections_have_path_and_reason() -> None:
+async def test_rejections_have_path_and_reason():
     unsigned = dump_snapshot(BODY, 9).document
     cases = {
         "$.signature": (unsigned, "not signed"),
@@ -481,7 +388,7 @@ async def test_rejections_have_path_and_reason() -> None:
     assert taker.revision == 7
 
 
-async def test_either_of_two_keys_is_accepted() -> None:
+async def test_either_of_two_keys_is_accepted():
     taker = store(keys=(CURRENT_KEY, NEXT))
     await taker.apply(document(1), Source.PUSH)
     await taker.apply(document(2, key=NEXT), Source.PUSH)
@@ -491,9 +398,7 @@ async def test_either_of_two_keys_is_accepted() -> None:
     assert (await rejected(later, document(3)))[0] == "$.signature.key"
 
 
-async def test_a_later_signature_of_the_same_configuration_is_stored(
-    tmp_path: Path,
-) -> None:
+async def test_a_later_signature_of_the_same_configuration_is_stored(tmp_path):
     taker = store(tmp_path)
     first = await taker.apply(document(issued_at=NOW - 60), Source.PUSH)
     renewed = await taker.apply(GOOD, Source.PUSH)
@@ -504,7 +409,7 @@ async def test_a_later_signature_of_the_same_configuration_is_stored(
     assert LastKnownGood(tmp_path).load()[0] == GOOD
 
 
-async def test_a_stored_configuration_is_used_after_expiry_but_not_without_signature(tmp_path: Path) -> None:
+async def test_a_stored_configuration_is_used_after_expiry_but_not_without_signature(tmp_path):
     """A control plane that is down beyond the expiry stops no router."""
     await store(tmp_path).apply(GOOD, Source.PUSH)
     late = store(tmp_path, now=NOW + 10 * HOUR_S)
@@ -524,7 +429,7 @@ async def test_a_stored_configuration_is_used_after_expiry_but_not_without_signa
 SIGNED_TOLD = {"state": "verified", "key": key_id(public(CURRENT_KEY)), "expires_at": NOW + HOUR_S}
 
 
-async def test_without_keys_no_signature_is_checked_and_a_file_is_always_trusted() -> None:
+async def test_without_keys_no_signature_is_checked_and_a_file_is_always_trusted():
     unchecked = store(keys=())
     for document_bytes in (dump_snapshot(BODY, 1).document, document(2, key=STRANGER)):
         await unchecked.apply(document_bytes, Source.PUSH)
@@ -542,7 +447,7 @@ async def test_without_keys_no_signature_is_checked_and_a_file_is_always_trusted
     [document(key=STRANGER, issued_at=NOW + 60), altered(document(6, issued_at=NOW + 60), revision=7)],
     ids=["another's key", "altered"],
 )
-async def test_an_invalid_signature_of_a_file_is_not_reported_as_valid(document_bytes: bytes) -> None:
+async def test_an_invalid_signature_of_a_file_is_not_reported_as_valid(document_bytes):
     taker = store()
     await taker.start(document_bytes)
     assert taker.signature == {"state": "unsigned", "key": None, "expires_at": None}
@@ -550,7 +455,7 @@ async def test_an_invalid_signature_of_a_file_is_not_reported_as_valid(document_
     assert taker.signature == SIGNED_TOLD
 
 
-def test_keys_are_read_from_the_environment_and_validated() -> None:
+def test_keys_are_read_from_the_environment_and_validated():
     arguments = ["--control-plane", "http://127.0.0.1:8000"]
     given_keys = f"{public(CURRENT_KEY)}, {public(NEXT)}"
     assert read_settings(arguments, {"WARMPATH_ROUTER_CONFIG_KEYS": given_keys}).config_keys == (

@@ -144,7 +144,7 @@ def assert_same(disturbed: Stream, whole: Stream) -> None:
 
 @pytest.mark.parametrize("how", ["connection", "engine"])
 @pytest.mark.parametrize("body", [QUESTION, PROMPT, with_usage(QUESTION), with_usage(PROMPT)])
-async def test_a_stream_goes_on_as_if_nothing_had_happened(body: dict[str, Any], how: str) -> None:
+async def test_a_stream_goes_on_as_if_nothing_had_happened(body, how):
     path = CHAT if "messages" in body else COMPLETIONS
     async with stand_ins(2) as replicas, routed(config(replicas, breaker=PATIENT, limits=GENEROUS)) as harness:
         whole = await stream(harness, path, {**body, "max_tokens": 24})
@@ -194,7 +194,7 @@ def cut_up(data: Any, draw: Callable[[], int]) -> list[Any]:
 
 
 @given(st.data(), st.booleans(), st.text(st.sampled_from("ab \n\u00e9\u4e16\U0001f600"), min_size=1, max_size=40))
-def test_no_character_is_lost_or_doubled_at_the_seam(data: st.DataObject, is_chat: bool, text: str) -> None:
+def test_no_character_is_lost_or_doubled_at_the_seam(data, is_chat, text):
     sizes = st.integers(1, 7)
     pieces = cut_up(text, lambda: data.draw(sizes))
     cut = data.draw(st.integers(0, len(pieces)))
@@ -232,7 +232,7 @@ def test_no_character_is_lost_or_doubled_at_the_seam(data: st.DataObject, is_cha
         ("END one", [" two"], " two"),  # not at the seam
     ],
 )
-def test_a_stop_string_across_the_seam_ends_the_text(sent_text: str, rest: list[str], shown: str) -> None:
+def test_a_stop_string_across_the_seam_ends_the_text(sent_text, rest, shown):
     kept = kept_stream({"stop": ["END", "unused"]}, events_of([sent_text], is_chat=True))
     splice = Splice(kept, kept.read(), tokens=2)
     seen = Stream.of(splice.feed(events_of(rest, is_chat=True, reason="length") + DONE_EVENT))
@@ -241,7 +241,7 @@ def test_a_stop_string_across_the_seam_ends_the_text(sent_text: str, rest: list[
     assert seen.is_done
 
 
-def test_limits_of_the_rest_are_what_is_left() -> None:
+def test_limits_of_the_rest_are_what_is_left():
     body = {"max_tokens": 10, "min_tokens": 3, "max_completion_tokens": 9}
     kept = kept_stream(body, events_of(["Hello", " "], is_chat=True))
     sent = kept.read()
@@ -275,7 +275,7 @@ def test_limits_of_the_rest_are_what_is_left() -> None:
         ({"extra": [[]] * 60_000}, "too_long"),
     ],
 )
-def test_a_request_whose_rest_would_be_another_is_not_continued(body: dict[str, Any], reason: str) -> None:
+def test_a_request_whose_rest_would_be_another_is_not_continued(body, reason):
     with pytest.raises(NotContinuableError, match=f"^{reason}$"):
         kept_stream(body, events_of(["Hello"], is_chat=True)).read()
 
@@ -290,18 +290,18 @@ def test_a_request_whose_rest_would_be_another_is_not_continued(body: dict[str, 
         ({"text": "a"}, "response"),
     ],
 )
-def test_a_response_whose_rest_would_be_another_is_not_continued(choice: dict[str, Any], reason: str) -> None:
+def test_a_response_whose_rest_would_be_another_is_not_continued(choice, reason):
     event = b"data: %b\n\n" % json.dumps({**HEAD, "choices": [{"index": 0, **choice}]}).encode()
     with pytest.raises(NotContinuableError, match=f"^{reason}$"):
         kept_stream({}, event).read()
 
 
-def test_a_stream_whose_client_has_an_error_is_not_continued() -> None:
+def test_a_stream_whose_client_has_an_error_is_not_continued():
     with pytest.raises(NotContinuableError, match="response"):
         kept_stream({}, events_of(["Hello"], is_chat=True) + b'data: {"error":{"message":"gone"}}\n\n').read()
 
 
-def test_an_endless_event_of_the_rest_is_refused() -> None:
+def test_an_endless_event_of_the_rest_is_refused():
     kept = kept_stream({}, events_of(["Hello"], is_chat=True))
     splice = Splice(kept, kept.read(), tokens=1)
     splice.feed(b"x" * MAX_HELD_BYTES)
@@ -309,18 +309,18 @@ def test_an_endless_event_of_the_rest_is_refused() -> None:
         splice.feed(b"x")
 
 
-def test_streams_of_a_dead_replica_are_read_one_by_one() -> None:
+def test_streams_of_a_dead_replica_are_read_one_by_one():
     budget = StreamBudget()
     assert [round(budget.turn_in_s(5.0), 3) for _ in range(3)] == [0.0, TURN_S, 2 * TURN_S]
     assert budget.turn_in_s(9.0) == 0.0
 
 
-def test_a_seed_is_no_obstacle_where_nothing_is_drawn() -> None:
+def test_a_seed_is_no_obstacle_where_nothing_is_drawn():
     kept = kept_stream({"seed": 1, "temperature": 0, "n": 1, "tools": []}, events_of(["Hello"], is_chat=True))
     assert kept.read().text == "Hello"
 
 
-def test_kept_streams_are_bounded_one_by_one_and_together() -> None:
+def test_kept_streams_are_bounded_one_by_one_and_together():
     budget = StreamBudget(max_bytes=3 * RESERVED_BYTES)
     event = events_of(["Hello"], is_chat=True)
     streams = [KeptStream(budget, b"{}", is_chat=True, wants_usage=False) for _ in range(4)]
@@ -362,20 +362,24 @@ def says(*texts: str, ends: bool = True) -> Script:
 CHATTING = {**QUESTION, "max_tokens": 50}
 
 
-async def test_a_silent_stream_goes_on_elsewhere_and_the_record_says_so(two: list[FakeReplica]) -> None:
+async def begun(harness: Harness, two: list[FakeReplica]) -> tuple[asyncio.Task[Stream], FakeReplica, FakeReplica]:
+    """A stream, its replica, and the other one."""
+    task = asyncio.create_task(stream(harness, CHAT, CHATTING))
+    await harness.until(lambda: sum(len(replica.calls) for replica in two), "the request")
+    return task, *sorted(two, key=lambda replica: not replica.calls)
+
+
+async def test_a_silent_stream_goes_on_elsewhere_and_the_record_says_so(two):
     for replica in two:
         replica.script = says("The prefix", " cache", ends=False)
     async with routed(config(two, limits=Limits(idle_timeout_s=0.3))) as harness:
-        task = asyncio.create_task(stream(harness, CHAT, CHATTING))
-        await harness.until(lambda: sum(len(replica.calls) for replica in two), "the request")
-        (other,) = [replica for replica in two if not replica.calls]
+        task, first, other = await begun(harness, two)
         other.script = says(" keeps blocks.")
         seen = await task
         (decision,) = harness.decisions
         counted = samples((await harness.admin("GET", "/metrics"))[1])["warmpath_router_stream_failures_total"]
         await harness.at_rest()
     assert (seen.text, seen.finish_reasons, seen.errors) == ("The prefix cache keeps blocks.", ["stop"], [])
-    (first,) = [replica for replica in two if replica is not other]
     assert decision["continued_after"] == [{"replica": first.name, "tokens": 3}]
     assert counted == [({"pool": "chat", "replica": first.name, "result": "continued"}, 1.0)]
     assert decision["replica"] == other.name
@@ -383,27 +387,22 @@ async def test_a_silent_stream_goes_on_elsewhere_and_the_record_says_so(two: lis
     assert (rest["max_tokens"], rest["messages"][-1]["content"]) == (47, "The prefix cache")
 
 
-async def test_the_streams_of_an_ejected_engine_go_on_elsewhere(two: list[FakeReplica]) -> None:
+async def test_the_streams_of_an_ejected_engine_go_on_elsewhere(two):
     for replica in two:
         replica.script = says("The prefix", " cache", ends=False)
     async with routed(config(two, breaker=BreakerConfig(stall_s=0.2))) as harness:
-        task = asyncio.create_task(stream(harness, CHAT, CHATTING))
-        await harness.until(lambda: sum(len(replica.calls) for replica in two), "the request")
-        (other,) = [replica for replica in two if not replica.calls]
-        (first,) = [replica for replica in two if replica.calls]
+        task, first, other = await begun(harness, two)
         other.script = says(" keeps blocks.")
         harness.router.balancer.breakers.record_stall(ReplicaId(first.name), "silent", Cause.STALLED)
         assert (await task).text == "The prefix cache keeps blocks."
 
 
 @pytest.mark.parametrize("status", [400, 500])
-async def test_a_rest_that_is_rejected_ends_the_stream_with_an_error(two: list[FakeReplica], status: int) -> None:
+async def test_a_rest_that_is_rejected_ends_the_stream_with_an_error(two, status):
     for replica in two:
         replica.script = says("The prefix", ends=False)
     async with routed(config(two, limits=Limits(idle_timeout_s=0.3))) as harness:
-        task = asyncio.create_task(stream(harness, CHAT, CHATTING))
-        await harness.until(lambda: sum(len(replica.calls) for replica in two), "the request")
-        (other,) = [replica for replica in two if not replica.calls]
+        task, _, other = await begun(harness, two)
         other.script = answering(b"{}", status=status)
         seen = await task
         await harness.at_rest()
@@ -412,7 +411,7 @@ async def test_a_rest_that_is_rejected_ends_the_stream_with_an_error(two: list[F
     assert not seen.is_done
 
 
-async def test_a_client_that_leaves_while_tokens_are_counted_leaves_nothing_behind(two: list[FakeReplica]) -> None:
+async def test_a_client_that_leaves_while_tokens_are_counted_leaves_nothing_behind(two):
     for replica in two:
         replica.script = says("The prefix", ends=False)
     async with routed(config(two, limits=Limits(idle_timeout_s=0.2))) as harness, harness.connect() as client:
@@ -430,7 +429,7 @@ async def test_a_client_that_leaves_while_tokens_are_counted_leaves_nothing_behi
         assert harness.router.services.stream_budget.used_bytes == 0
 
 
-async def test_a_pool_may_end_its_streams(two: list[FakeReplica]) -> None:
+async def test_a_pool_may_end_its_streams(two):
     for replica in two:
         replica.script = says("The prefix", ends=False)
     whole = config(two, limits=Limits(idle_timeout_s=0.2))

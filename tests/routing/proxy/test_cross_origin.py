@@ -61,7 +61,7 @@ def cross_origin_of(response: Response) -> dict[str, str]:
 # --- preflight requests -------------------------------------------------------------------------------------
 
 
-async def test_a_browser_that_asks_gets_a_yes_without_a_key(replica: FakeReplica) -> None:
+async def test_a_browser_that_asks_gets_a_yes_without_a_key(replica):
     names = "authorization,content-type,x-task-group,x-session-id,anthropic-version,x-api-key,x-stainless-os"
     asked = b"Access-Control-Request-Headers: " + names.encode()
     async with routed(allowing(with_keys([replica], api_key()), PAGE)) as harness, harness.connect() as client:
@@ -99,7 +99,7 @@ async def test_a_browser_that_asks_gets_a_yes_without_a_key(replica: FakeReplica
         b"\xff",
     ],
 )
-async def test_only_the_exact_origin_is_allowed(origin: bytes, replica: FakeReplica) -> None:
+async def test_only_the_exact_origin_is_allowed(origin, replica):
     async with routed(allowing(config([replica]), PAGE)) as harness, harness.connect() as client:
         asked = await ask(client, b"Origin: " + origin, ASKS)
         assert (asked.status, cross_origin_of(asked)) == (405, {})
@@ -119,7 +119,7 @@ async def test_only_the_exact_origin_is_allowed(origin: bytes, replica: FakeRepl
         (ORIGIN, ASKS, b"Access-Control-Request-Headers: x-\xe9"),
     ],
 )
-async def test_what_is_no_question_of_a_browser_gets_405(headers: tuple[bytes, ...], replica: FakeReplica) -> None:
+async def test_what_is_no_question_of_a_browser_gets_405(headers, replica):
     async with routed(allowing(config([replica]), PAGE)) as harness, harness.connect() as client:
         asked = await ask(client, *headers)
         assert (asked.status, asked.headers["allow"]) == (405, "POST")
@@ -130,7 +130,7 @@ async def test_what_is_no_question_of_a_browser_gets_405(headers: tuple[bytes, .
 # --- responses ----------------------------------------------------------------------------------------------
 
 
-async def test_the_response_replaces_what_the_replica_says(replica: FakeReplica) -> None:
+async def test_the_response_replaces_what_the_replica_says(replica):
     replica.script = answering(
         extra=b"access-control-allow-origin: *\r\nAccess-Control-Allow-Credentials: true\r\nX-Own: 1\r\n"
     )
@@ -144,13 +144,13 @@ async def test_the_response_replaces_what_the_replica_says(replica: FakeReplica)
         assert cross_origin_of(await harness.chat()) == {}
 
 
-async def test_a_star_allows_every_page_and_no_credentials(replica: FakeReplica) -> None:
+async def test_a_star_allows_every_page_and_no_credentials(replica):
     async with routed(allowing(config([replica]), "*")) as harness:
         response = await harness.chat(headers=(b"Origin: null",))
         assert cross_origin_of(response) == {ALLOW: "*", EXPOSE: "*"}
 
 
-async def test_the_response_is_for_the_origins_of_its_own_pool(two: list[FakeReplica]) -> None:
+async def test_the_response_is_for_the_origins_of_its_own_pool(two):
     first, second = two
     second.script = answering(extra=b"Access-Control-Allow-Origin: *\r\n")
     async with routed(two_pools(first, second)) as harness, harness.connect() as client:
@@ -165,7 +165,7 @@ async def test_the_response_is_for_the_origins_of_its_own_pool(two: list[FakeRep
         assert (await harness.chat(b'{"model":"tiny"}', (ORIGIN,))).headers[ALLOW] == PAGE
 
 
-async def test_streams_and_errors_of_the_router_can_be_read(replica: FakeReplica) -> None:
+async def test_streams_and_errors_of_the_router_can_be_read(replica):
     replica.script = streaming(sse({"choices": [{"delta": {"content": "Hi"}}]}), sse("[DONE]"))
     whole = allowing(with_keys([replica], api_key(), limits=Limits(max_body_bytes=65_536)), PAGE)
     async with routed(whole) as harness:
@@ -186,7 +186,7 @@ async def test_streams_and_errors_of_the_router_can_be_read(replica: FakeReplica
         assert harness.router.closed[CloseReason.REJECTED] >= 1
 
 
-async def test_a_cached_response_is_for_the_origins_of_its_pool(two: list[FakeReplica]) -> None:
+async def test_a_cached_response_is_for_the_origins_of_its_pool(two):
     answer = {"choices": [{"message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
     for replica in two:
         replica.script = answering(json.dumps(answer).encode())
@@ -201,7 +201,7 @@ async def test_a_cached_response_is_for_the_origins_of_its_pool(two: list[FakeRe
             assert [response.headers.get(ALLOW) for response in cached] == [allowed, allowed]
 
 
-async def test_the_admin_port_answers_no_page(replica: FakeReplica) -> None:
+async def test_the_admin_port_answers_no_page(replica):
     headers = {"Origin": PAGE, "Access-Control-Request-Method": "PUT"}
     async with routed(allowing(config([replica]), "*")) as harness:
         for method in ("OPTIONS", "GET"):
@@ -211,7 +211,7 @@ async def test_the_admin_port_answers_no_page(replica: FakeReplica) -> None:
                 assert not any(name.lower().startswith("access-control-") for name in response.headers)
 
 
-async def test_without_origins_nothing_changes(replica: FakeReplica) -> None:
+async def test_without_origins_nothing_changes(replica):
     replica.script = answering(extra=b"access-control-allow-origin: *\r\n")
     async with routed(config([replica])) as harness, harness.connect() as client:
         asked = await ask(client, ORIGIN, ASKS)
@@ -232,7 +232,7 @@ def with_origins(*origins: str) -> PoolConfig:
 @pytest.mark.parametrize(
     "origin", ["*", "https://chat.example", "http://[::1]:3000", "http://localhost:3000", "chrome-extension://abcdef"]
 )
-def test_origins_as_browsers_send_them_are_accepted(origin: str) -> None:
+def test_origins_as_browsers_send_them_are_accepted(origin):
     assert with_origins(origin).allowed_origins == (origin,)
 
 
@@ -252,12 +252,12 @@ def test_origins_as_browsers_send_them_are_accepted(origin: str) -> None:
         "https://*.a",
     ],
 )
-def test_other_origins_are_errors(origin: str) -> None:
+def test_other_origins_are_errors(origin):
     with pytest.raises(ConfigError, match=r"allowed_origins\[0\]"):
         with_origins(origin)
 
 
-def test_repeated_and_too_many_origins_are_errors() -> None:
+def test_repeated_and_too_many_origins_are_errors():
     with pytest.raises(ConfigError, match="twice"):
         with_origins(PAGE, PAGE)
     with pytest.raises(ConfigError, match="allowed_origins"):

@@ -42,7 +42,7 @@ from tests.routing.standin.replica_process import replica_process
 COMPLETION = b"/v1/completions"
 
 
-async def test_a_long_prompt_is_prefilled_by_one_replica_and_decoded_by_another(two: list[FakeReplica]) -> None:
+async def test_a_long_prompt_is_prefilled_by_one_replica_and_decoded_by_another(two):
     body = prompt(max_tokens=9, max_completion_tokens=9, min_tokens=5, temperature=0.5)
     two[1].script = decoded()
     async with routed(roles(two, PREFILL, DECODE)) as harness:
@@ -65,7 +65,7 @@ async def test_a_long_prompt_is_prefilled_by_one_replica_and_decoded_by_another(
     assert page["cached_tokens"] == 48  # the transferred tokens are none of the cache's
 
 
-async def test_a_stream_is_prefilled_without_streaming_and_passes_unchanged(two: list[FakeReplica]) -> None:
+async def test_a_stream_is_prefilled_without_streaming_and_passes_unchanged(two):
     events = [sse({"n": number, "choices": [{}]}) for number in range(3)]
     two[1].script = streaming(*events)
     async with routed(roles(two, PREFILL, DECODE)) as harness:
@@ -82,7 +82,7 @@ async def test_a_stream_is_prefilled_without_streaming_and_passes_unchanged(two:
     assert found == {("replica-0", "used", ""): 1}
 
 
-async def test_a_completion_is_prefilled_too(two: list[FakeReplica]) -> None:
+async def test_a_completion_is_prefilled_too(two):
     body = json.dumps({"model": "tiny", "prompt": list(range(3000)), "min_tokens": 3}).encode()
     async with routed(roles(two, PREFILL, DECODE)) as harness, harness.connect() as client:
         assert (await client.ask(post(COMPLETION, body))).status == 200
@@ -107,7 +107,7 @@ SKIPPED: dict[str, tuple[bytes, bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", SKIPPED)
-async def test_other_requests_go_to_a_decode_replica_at_once(name: str, two: list[FakeReplica]) -> None:
+async def test_other_requests_go_to_a_decode_replica_at_once(name, two):
     path, body, cause = SKIPPED[name]
     async with routed(roles(two, PREFILL, DECODE)) as harness:
         _, explanation = await explained(harness, body, path)
@@ -131,9 +131,7 @@ def without(whole: RouterConfig, state: ReplicaState) -> RouterConfig:
 
 
 @pytest.mark.parametrize("state", [ReplicaState.DRAINING, ReplicaState.DISABLED])
-async def test_without_an_available_prefill_replica_a_decode_replica_does_all(
-    state: ReplicaState, two: list[FakeReplica]
-) -> None:
+async def test_without_an_available_prefill_replica_a_decode_replica_does_all(state, two):
     async with routed(without(roles(two, PREFILL, BOTH), state)) as harness:
         response = await harness.chat(prompt())
         found = await legs(harness)
@@ -142,7 +140,7 @@ async def test_without_an_available_prefill_replica_a_decode_replica_does_all(
     assert found == {("", "skipped", "no_replica"): 1}
 
 
-async def test_prefill_replicas_get_no_requests_of_clients(three: list[FakeReplica]) -> None:
+async def test_prefill_replicas_get_no_requests_of_clients(three):
     whole = roles(three, PREFILL, DECODE, BOTH, settings=RoundRobinSettings())
     async with routed(whole) as harness:
         seen = [(await harness.chat()).replica for _ in range(4)]
@@ -155,14 +153,14 @@ async def test_prefill_replicas_get_no_requests_of_clients(three: list[FakeRepli
     assert three[0].calls == []
 
 
-async def test_decode_replicas_take_turns_although_a_leg_comes_first(three: list[FakeReplica]) -> None:
+async def test_decode_replicas_take_turns_although_a_leg_comes_first(three):
     async with routed(roles(three, PREFILL, DECODE, DECODE, settings=RoundRobinSettings())) as harness:
         seen = [(await harness.chat(prompt(str(number)))).replica for number in range(4)]
 
     assert sorted(seen) == ["replica-1", "replica-1", "replica-2", "replica-2"]
 
 
-async def test_the_next_turn_needs_no_prefill_leg_where_the_first_was_decoded(two: list[FakeReplica]) -> None:
+async def test_the_next_turn_needs_no_prefill_leg_where_the_first_was_decoded(two):
     first = json.loads(prompt())
     more = {"role": "assistant", "content": "Hm."}, {"role": "user", "content": "And then?"}
     turn = json.dumps({**first, "messages": [*first["messages"], *more]}).encode()
@@ -178,7 +176,7 @@ async def test_the_next_turn_needs_no_prefill_leg_where_the_first_was_decoded(tw
     assert explanation["prefill"]["min_uncached_tokens"] == 2048
 
 
-async def test_prompts_with_a_common_prefix_are_prefilled_where_it_is_cached() -> None:
+async def test_prompts_with_a_common_prefix_are_prefilled_where_it_is_cached():
     async with fake_replicas(6) as six:
         whole = roles(six, PREFILL, PREFILL, PREFILL, PREFILL, DECODE, DECODE, minimum=0)
         for replica in six[:4]:
@@ -194,7 +192,7 @@ async def test_prompts_with_a_common_prefix_are_prefilled_where_it_is_cached() -
     assert explanation["prefill"]["hit_tokens"] > 2500
 
 
-async def test_a_leg_counts_at_both_replicas_and_its_tokens_at_the_one_that_prefills() -> None:
+async def test_a_leg_counts_at_both_replicas_and_its_tokens_at_the_one_that_prefills():
     async with fake_replicas(3) as three:
         whole = roles(three, PREFILL, PREFILL, DECODE)
         gate = three[0].script = three[1].script = Gate()
@@ -226,9 +224,7 @@ BY_CLIENT: dict[str, bytes] = {
 
 @pytest.mark.parametrize("name", BY_CLIENT)
 @pytest.mark.parametrize("path", [CHAT, b"/v1/messages"])
-async def test_clients_may_not_name_a_host_that_an_engine_connects_to(
-    path: bytes, name: str, two: list[FakeReplica]
-) -> None:
+async def test_clients_may_not_name_a_host_that_an_engine_connects_to(path, name, two):
     body = BY_CLIENT[name]
     async with routed(roles(two, PREFILL, DECODE)) as harness:
         response = await harness.send(post(path, body))
@@ -239,7 +235,7 @@ async def test_clients_may_not_name_a_host_that_an_engine_connects_to(
     assert status == 400
 
 
-async def test_null_parameters_and_texts_about_them_are_accepted(two: list[FakeReplica]) -> None:
+async def test_null_parameters_and_texts_about_them_are_accepted(two):
     async with routed(roles(two, PREFILL, DECODE)) as harness:
         assert (await harness.chat(prompt('"kv_transfer_params": {}', **{MEMBER: None}))).status == 200
         assert (await harness.chat(BODY[:-1] + b',"kv_transfer_params": null}')).status == 200
@@ -248,7 +244,7 @@ async def test_null_parameters_and_texts_about_them_are_accepted(two: list[FakeR
     assert json.loads(two[1].calls[1].body)[MEMBER] is None
 
 
-async def test_pools_without_roles_pass_the_parameters_of_clients(two: list[FakeReplica]) -> None:
+async def test_pools_without_roles_pass_the_parameters_of_clients(two):
     body = prompt(**{MEMBER: TRANSFER_PARAMETERS})
     async with routed(config(two)) as harness:
         response = await harness.chat(body)
@@ -262,7 +258,7 @@ async def test_pools_without_roles_pass_the_parameters_of_clients(two: list[Fake
     assert "prefill_legs" not in text
 
 
-async def test_large_bodies_are_changed_by_their_layout(two: list[FakeReplica]) -> None:
+async def test_large_bodies_are_changed_by_their_layout(two):
     body = prompt("x" * 400_000, stream=True, stream_options={"include_usage": True}, n=1)
     two[1].script = streaming(sse({"n": 1}))
     async with routed(roles(two, PREFILL, DECODE)) as harness:
@@ -276,7 +272,7 @@ async def test_large_bodies_are_changed_by_their_layout(two: list[FakeReplica]) 
     assert decode == json.loads(body) | {MEMBER: TRANSFER_PARAMETERS}
 
 
-async def test_a_task_group_prefills_with_its_own_replicas(three: list[FakeReplica]) -> None:
+async def test_a_task_group_prefills_with_its_own_replicas(three):
     group = TaskGroupConfig(name="coding", replicas=("replica-1", "replica-2"))
     alone = TaskGroupConfig(name="alone", replicas=("replica-2",))
     async with routed(roles(three, PREFILL, PREFILL, DECODE, groups=(group, alone))) as harness:
@@ -289,7 +285,7 @@ async def test_a_task_group_prefills_with_its_own_replicas(three: list[FakeRepli
     assert found == {("replica-1", "used", ""): 3, ("", "skipped", "no_replica"): 1}
 
 
-async def test_a_request_occupies_one_place_of_a_concurrency_limit_for_both_legs(two: list[FakeReplica]) -> None:
+async def test_a_request_occupies_one_place_of_a_concurrency_limit_for_both_legs(two):
     whole = roles(two, PREFILL, DECODE, concurrency=ConcurrencyConfig(max_running=1))
     gate = two[0].script = Gate()
     async with routed(whole) as harness:
@@ -305,7 +301,7 @@ async def test_a_request_occupies_one_place_of_a_concurrency_limit_for_both_legs
     assert [len(replica.calls) for replica in two] == [2, 2]
 
 
-async def test_a_minimum_of_the_pool_decides(two: list[FakeReplica]) -> None:
+async def test_a_minimum_of_the_pool_decides(two):
     async with routed(roles(two, PREFILL, DECODE, minimum=5000)) as harness:
         await harness.chat(prompt())
         assert two[0].calls == []
@@ -314,7 +310,7 @@ async def test_a_minimum_of_the_pool_decides(two: list[FakeReplica]) -> None:
         assert len(two[0].calls) == 1
 
 
-async def test_the_replica_of_a_decode_leg_is_chosen_again_if_it_is_down_by_then(three: list[FakeReplica]) -> None:
+async def test_the_replica_of_a_decode_leg_is_chosen_again_if_it_is_down_by_then(three):
     whole = roles(three, PREFILL, DECODE, DECODE)
     gate = three[0].script = Gate()
     async with routed(whole) as harness:
@@ -344,7 +340,7 @@ def text_of(body: bytes) -> bytes:
     return b"".join(re.findall(rb'"content": ?"([^"]*)"', body))
 
 
-async def test_many_requests_at_once_are_prefilled_and_decoded_once_each() -> None:
+async def test_many_requests_at_once_are_prefilled_and_decoded_once_each():
     kinds = (PREFILL, PREFILL, DECODE, DECODE)
     members = [FakeReplica(f"{kind.value}-{number}") for number, kind in enumerate(kinds)]
     prompts = [prompt(f"{number} ", max_tokens=12, stream=number % 2 == 1) for number in range(24)]

@@ -64,7 +64,7 @@ FAILURES: dict[str, tuple[Script, str, bool]] = {  # script, cause, and whether 
 
 
 @pytest.mark.parametrize("name", FAILURES)
-async def test_a_decode_replica_prefills_the_prompt_itself_if_the_leg_fails(name: str, two: list[FakeReplica]) -> None:
+async def test_a_decode_replica_prefills_the_prompt_itself_if_the_leg_fails(name, two):
     script, cause, _ = FAILURES[name]
     whole = roles(two, PREFILL, DECODE, limits=SHORT, health=NEVER_DOWN)
     two[0].script = script
@@ -82,9 +82,7 @@ async def test_a_decode_replica_prefills_the_prompt_itself_if_the_leg_fails(name
 
 
 @pytest.mark.parametrize("name", FAILURES)
-async def test_one_other_prefill_replica_gets_the_prompt_if_the_failure_may_be_retried(
-    name: str, three: list[FakeReplica]
-) -> None:
+async def test_one_other_prefill_replica_gets_the_prompt_if_the_failure_may_be_retried(name, three):
     script, cause, is_retried = FAILURES[name]
     whole = roles(three, PREFILL, PREFILL, DECODE, limits=SHORT, health=NEVER_DOWN)
 
@@ -105,7 +103,7 @@ async def test_one_other_prefill_replica_gets_the_prompt_if_the_failure_may_be_r
     assert sum(found.values()) == 1 + has_parameters(three[2].calls[0])
 
 
-async def test_a_prefill_replica_that_refuses_connections_is_found_to_be_down(three: list[FakeReplica]) -> None:
+async def test_a_prefill_replica_that_refuses_connections_is_found_to_be_down(three):
     whole = roles(three, PREFILL, PREFILL, DECODE, health=HealthCheck(failures=2, interval_s=0.05))
     three[0].kill()
     async with routed(whole) as harness:
@@ -118,9 +116,7 @@ async def test_a_prefill_replica_that_refuses_connections_is_found_to_be_down(th
     assert all(json.loads(call.body)[MEMBER] == TRANSFER_PARAMETERS for call in three[2].calls)
 
 
-async def test_an_engine_without_a_kv_connector_is_logged_once(
-    two: list[FakeReplica], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_engine_without_a_kv_connector_is_logged_once(two, caplog):
     whole = roles(two, PREFILL, DECODE)
     two[0].script = prefilling(**{MEMBER: None})
     async with routed(whole) as harness:
@@ -130,7 +126,7 @@ async def test_an_engine_without_a_kv_connector_is_logged_once(
     assert [record.message for record in caplog.records].count("prefill_without_kv_transfer") == 1
 
 
-async def test_replicas_are_compared_with_those_that_do_the_same_work() -> None:
+async def test_replicas_are_compared_with_those_that_do_the_same_work():
     """All decode replicas are slow alike, and prefill replicas respond at once: none is ejected for that."""
 
     async def trickling(call: Call) -> None:
@@ -154,7 +150,7 @@ async def test_replicas_are_compared_with_those_that_do_the_same_work() -> None:
             assert harness.router.balancer.breakers.ejections == {}
 
 
-async def test_the_retry_budget_limits_further_legs(three: list[FakeReplica]) -> None:
+async def test_the_retry_budget_limits_further_legs(three):
     limits = Limits(retry_ratio=0, retry_floor_per_s=0)
     whole = roles(three, PREFILL, PREFILL, DECODE, limits=limits, health=NEVER_DOWN)
     three[0].script = three[1].script = resetting
@@ -166,7 +162,7 @@ async def test_the_retry_budget_limits_further_legs(three: list[FakeReplica]) ->
     assert sum(found.values()) == 1
 
 
-async def test_failing_legs_eject_their_replica_and_a_probe_readmits_it(two: list[FakeReplica]) -> None:
+async def test_failing_legs_eject_their_replica_and_a_probe_readmits_it(two):
     breaker = BreakerConfig(failures=2, open_s=0.05, successes=1)
     whole = roles(two, PREFILL, DECODE, breaker=breaker, health=NEVER_DOWN)
     two[0].script = answering(b"{}", status=500)
@@ -183,7 +179,7 @@ async def test_failing_legs_eject_their_replica_and_a_probe_readmits_it(two: lis
         await harness.at_rest()
 
 
-async def test_all_prefill_replicas_may_be_ejected_but_only_half_of_the_others() -> None:
+async def test_all_prefill_replicas_may_be_ejected_but_only_half_of_the_others():
     async with fake_replicas(4) as four:
         breaker = BreakerConfig(failures=2, open_s=60)
         whole = roles(four, PREFILL, PREFILL, DECODE, DECODE, breaker=breaker, health=NEVER_DOWN)
@@ -199,7 +195,7 @@ async def test_all_prefill_replicas_may_be_ejected_but_only_half_of_the_others()
     assert len(ejected) == 3
 
 
-async def test_a_leg_leaves_time_for_the_decode_replica(two: list[FakeReplica]) -> None:
+async def test_a_leg_leaves_time_for_the_decode_replica(two):
     """Both legs together may take as long as a request to one replica."""
     limits = Limits(first_byte_timeout_s=2.0, response_timeout_s=2.0, retry_on=RETRY_CAUSES)
     whole = roles(two, PREFILL, DECODE, limits=limits, health=NEVER_DOWN)
@@ -244,7 +240,7 @@ TRICKLES: dict[str, Script] = {
 
 
 @pytest.mark.parametrize("name", TRICKLES)
-async def test_a_prefill_replica_that_trickles_has_the_same_deadline(name: str, two: list[FakeReplica]) -> None:
+async def test_a_prefill_replica_that_trickles_has_the_same_deadline(name, two):
     whole = roles(two, PREFILL, DECODE, limits=SHORT, health=NEVER_DOWN)
     two[0].script = TRICKLES[name]
     async with routed(whole) as harness:
@@ -260,7 +256,7 @@ async def test_a_prefill_replica_that_trickles_has_the_same_deadline(name: str, 
     assert is_within(took_s, 0.5 * SHORT.first_byte_timeout_s + 1.0)
 
 
-async def test_a_prefill_replica_that_ends_no_handshake_has_a_deadline(two: list[FakeReplica]) -> None:
+async def test_a_prefill_replica_that_ends_no_handshake_has_a_deadline(two):
     """It accepts the connection, and reads and sends nothing."""
     whole = roles(two, PREFILL, DECODE, limits=SHORT, health=NEVER_DOWN)
     pool = whole.pools[0]
@@ -275,7 +271,7 @@ async def test_a_prefill_replica_that_ends_no_handshake_has_a_deadline(two: list
     assert found == {("replica-0", "failed", "connect"): 1}
 
 
-async def test_the_time_to_the_first_token_includes_the_leg(two: list[FakeReplica]) -> None:
+async def test_the_time_to_the_first_token_includes_the_leg(two):
     whole = roles(two, PREFILL, DECODE)
     answer = prefilling()
 
@@ -304,9 +300,7 @@ DECODE_FAILURES: dict[str, Script] = {
 
 @pytest.mark.parametrize("name", DECODE_FAILURES)
 @pytest.mark.parametrize("is_streamed", [False, True])
-async def test_another_decode_replica_gets_the_request_without_the_used_parameters(
-    is_streamed: bool, name: str, three: list[FakeReplica]
-) -> None:
+async def test_another_decode_replica_gets_the_request_without_the_used_parameters(is_streamed, name, three):
     whole = roles(three, PREFILL, DECODE, DECODE, health=NEVER_DOWN)
     good = streaming(sse({"n": 1})) if is_streamed else decoded(16)
 
@@ -333,7 +327,7 @@ async def test_another_decode_replica_gets_the_request_without_the_used_paramete
     assert not is_streamed or response.body == sse({"n": 1})
 
 
-async def test_parameters_that_no_replica_has_received_are_kept(three: list[FakeReplica]) -> None:
+async def test_parameters_that_no_replica_has_received_are_kept(three):
     whole = roles(three, PREFILL, DECODE, DECODE, health=NEVER_DOWN)
     three[1].kill()
     async with routed(whole) as harness:
@@ -356,9 +350,7 @@ REJECTIONS: dict[str, Script] = {
 
 
 @pytest.mark.parametrize("name", REJECTIONS)
-async def test_a_decode_replica_that_cannot_fetch_the_blocks_gets_the_request_without_them(
-    name: str, two: list[FakeReplica]
-) -> None:
+async def test_a_decode_replica_that_cannot_fetch_the_blocks_gets_the_request_without_them(name, two):
     whole = roles(two, PREFILL, DECODE, limits=Limits(retry_ratio=0, retry_floor_per_s=0))
 
     async def without_blocks(call: Call) -> None:
@@ -377,7 +369,7 @@ async def test_a_decode_replica_that_cannot_fetch_the_blocks_gets_the_request_wi
     assert (record["outcome"], record["cause"], breakers) == ("failed", "rejected", {})
 
 
-async def test_a_500_without_parameters_is_the_clients(two: list[FakeReplica]) -> None:
+async def test_a_500_without_parameters_is_the_clients(two):
     whole = roles(two, PREFILL, DECODE)
     two[1].script = answering(b'{"error":"broken"}', status=500)
     async with routed(whole) as harness:
@@ -401,7 +393,7 @@ async def disconnected(harness: Harness, waiting: FakeReplica) -> Call:
     return call
 
 
-async def test_a_client_that_disconnects_ends_the_prefill_leg(two: list[FakeReplica]) -> None:
+async def test_a_client_that_disconnects_ends_the_prefill_leg(two):
     whole = roles(two, PREFILL, DECODE)
     two[0].script = hanging
     async with routed(whole) as harness:
@@ -412,7 +404,7 @@ async def test_a_client_that_disconnects_ends_the_prefill_leg(two: list[FakeRepl
     assert found == {("replica-0", "cancelled", ""): 1}
 
 
-async def test_a_client_that_disconnects_ends_the_decode_leg(two: list[FakeReplica]) -> None:
+async def test_a_client_that_disconnects_ends_the_decode_leg(two):
     whole = roles(two, PREFILL, DECODE)
     two[1].script = hanging
     async with routed(whole) as harness:
@@ -421,7 +413,7 @@ async def test_a_client_that_disconnects_ends_the_decode_leg(two: list[FakeRepli
     assert len(two[0].calls) == 1
 
 
-async def test_a_client_that_disconnects_while_the_leg_connects_leaves_nothing_behind(two: list[FakeReplica]) -> None:
+async def test_a_client_that_disconnects_while_the_leg_connects_leaves_nothing_behind(two):
     whole = roles(two, PREFILL, DECODE)
     async with routed(whole) as harness:
         for number in range(20):
@@ -433,7 +425,7 @@ async def test_a_client_that_disconnects_while_the_leg_connects_leaves_nothing_b
         await harness.at_rest()
 
 
-async def test_a_stale_connection_to_a_prefill_replica_is_replaced(two: list[FakeReplica]) -> None:
+async def test_a_stale_connection_to_a_prefill_replica_is_replaced(two):
     whole = roles(two, PREFILL, DECODE)
 
     async def then_close(call: Call) -> None:
@@ -451,7 +443,7 @@ async def test_a_stale_connection_to_a_prefill_replica_is_replaced(two: list[Fak
     assert found == {("replica-0", "used", ""): 5}
 
 
-async def test_mixed_failures_under_load_neither_lose_nor_repeat_a_request(three: list[FakeReplica]) -> None:
+async def test_mixed_failures_under_load_neither_lose_nor_repeat_a_request(three):
     whole = roles(three, PREFILL, DECODE, DECODE, health=NEVER_DOWN, breaker=BreakerConfig(failures=1000))
     served: list[str] = []
     scripts = [prefilling(), resetting, answering(b"{}", status=503), prefilling(**{MEMBER: None}), answering(b"x")]

@@ -14,7 +14,6 @@ from routing.http import request as heads
 from routing.http.request import EncodedBody
 from routing.http.response import RejectedRequestError
 from routing.schema import Limits
-from tests.fakes.replica import FakeReplica
 from tests.pace import cpu_slowness
 from tests.routing.proxy.harness import (
     BODY,
@@ -77,7 +76,7 @@ async def nothing_is_held(harness: Harness) -> None:
 
 @pytest.mark.parametrize("coding", CODINGS)
 @pytest.mark.parametrize("body", [BODY, LONG], ids=["short", "long"])
-async def test_the_replica_gets_the_decoded_body(coding: str, body: bytes, replica: FakeReplica) -> None:
+async def test_the_replica_gets_the_decoded_body(coding, body, replica):
     encoded = ENCODE[coding](body)
     async with routed(config([replica])) as harness, harness.connect() as client:
         pieces = (
@@ -97,7 +96,7 @@ async def test_the_replica_gets_the_decoded_body(coding: str, body: bytes, repli
         await nothing_is_held(harness)
 
 
-async def test_several_members_are_one_body(replica: FakeReplica) -> None:
+async def test_several_members_are_one_body(replica):
     half = len(BODY) // 2
     async with routed(config([replica])) as harness:
         for coding, encode in ENCODE.items():
@@ -107,7 +106,7 @@ async def test_several_members_are_one_body(replica: FakeReplica) -> None:
         assert [call.body for call in replica.calls] == [BODY] * 3
 
 
-async def test_pipelined_requests_are_answered_in_order(replica: FakeReplica) -> None:
+async def test_pipelined_requests_are_answered_in_order(replica):
     bodies = [chat_body(text=f"Number {number}. " + "word " * 30_000 * (number % 2)) for number in range(6)]
     data = b"".join(
         post(CHAT, ENCODE[coding](body), [header(coding)]) if coding else post(CHAT, body)
@@ -144,7 +143,7 @@ INVALID = {
 
 
 @pytest.mark.parametrize("shape", INVALID)
-async def test_invalid_bodies_get_400(shape: str, replica: FakeReplica) -> None:
+async def test_invalid_bodies_get_400(shape, replica):
     coding, body = INVALID[shape]
     async with routed(config([replica], models=("tiny",))) as harness:
         response = await harness.chat(body, [header(coding)])
@@ -157,7 +156,7 @@ async def test_invalid_bodies_get_400(shape: str, replica: FakeReplica) -> None:
 
 
 @pytest.mark.parametrize("value", [b"br", b"deflate", b"gzip, zstd", b"compress", b"gzip;q=1", b"*", b"aws-chunked"])
-async def test_other_codings_get_415_with_those_that_are_accepted(value: bytes, replica: FakeReplica) -> None:
+async def test_other_codings_get_415_with_those_that_are_accepted(value, replica):
     async with routed(config([replica])) as harness:
         response = await harness.chat(headers=[b"Content-Encoding: " + value])
         assert (response.status, response.headers["accept-encoding"]) == (415, "gzip, zstd")
@@ -183,7 +182,7 @@ def decode_all(body: EncodedBody) -> RejectedRequestError | None:
     return None
 
 
-def test_a_bomb_is_decoded_up_to_the_limit(bombs: dict[str, bytes]) -> None:
+def test_a_bomb_is_decoded_up_to_the_limit(bombs):
     for coding, bomb in bombs.items():
         body = EncodedBody(coding.encode(), Limits())
         body.add(bomb)
@@ -193,7 +192,7 @@ def test_a_bomb_is_decoded_up_to_the_limit(bombs: dict[str, bytes]) -> None:
         assert body.held_bytes <= Limits().max_body_bytes + 1 + len(bomb)
 
 
-def test_a_step_decodes_a_bounded_part(bombs: dict[str, bytes]) -> None:
+def test_a_step_decodes_a_bounded_part(bombs):
     for coding, bomb in bombs.items():
         body = EncodedBody(coding.encode(), Limits())
         body.add(bomb)
@@ -206,9 +205,7 @@ def test_a_step_decodes_a_bounded_part(bombs: dict[str, bytes]) -> None:
 
 @alone
 @pytest.mark.parametrize(("framing", "coding"), [("length", "zstd"), ("chunked", "gzip"), ("behind", "gzip")])
-async def test_bombs_hold_nobody_up_and_take_no_memory(
-    coding: str, framing: str, bombs: dict[str, bytes], replica: FakeReplica
-) -> None:
+async def test_bombs_hold_nobody_up_and_take_no_memory(coding, framing, bombs, replica):
     """Eight clients at once; the sum of what is held never exceeds the limit of all bodies."""
     bomb = bombs[coding]
     framed = in_chunks(bomb, coding, 8192) if framing == "chunked" else post(CHAT, bomb, [header(coding)])
@@ -250,7 +247,7 @@ async def test_bombs_hold_nobody_up_and_take_no_memory(
         await nothing_is_held(harness)
 
 
-async def test_the_bytes_of_all_clients_are_limited_together(replica: FakeReplica) -> None:
+async def test_the_bytes_of_all_clients_are_limited_together(replica):
     """Bodies that wait for their end count by what they have become."""
     limits = Limits(max_unfinished_body_bytes=4 * MIB)
     body = gzip.compress(json.dumps({"text": "a" * 3 * MIB}).encode())

@@ -10,7 +10,7 @@ import pytest
 
 from routing.schema import BreakerConfig, HealthCheck, Limits
 from tests.fakes.fault_proxy import Fault, fault_proxies
-from tests.fakes.replica import Call, FakeReplica, chunk, fake_replicas, resetting, sse
+from tests.fakes.replica import Call, chunk, fake_replicas, resetting, sse
 from tests.pace import examples
 from tests.routing.proxy.harness import BODY, Harness, Response, config, routed
 
@@ -78,7 +78,7 @@ class Streams:
 
 @pytest.mark.generated
 @pytest.mark.parametrize("seed", range(1, 1 + examples(5)))
-async def test_faults_before_the_first_byte_cause_no_error(seed: int) -> None:
+async def test_faults_before_the_first_byte_cause_no_error(seed):
     """No error while another replica is up; all faults begin in the head of a response."""
     faults = [Fault.REFUSE, Fault.RESET, Fault.CLOSE, Fault.DELAY, Fault.TEAR, Fault.TRICKLE]
     streams = Streams()
@@ -99,7 +99,7 @@ async def test_faults_before_the_first_byte_cause_no_error(seed: int) -> None:
 
 @pytest.mark.generated
 @pytest.mark.parametrize("seed", range(4, 4 + examples(5)))
-async def test_faults_in_a_stream_end_it_once_and_are_never_retried(seed: int) -> None:
+async def test_faults_in_a_stream_end_it_once_and_are_never_retried(seed):
     """A stream cut after its first byte has one error event and was not retried."""
     faults = [Fault.RESET, Fault.CLOSE, Fault.TEAR, Fault.TRICKLE]
     streams = Streams()
@@ -115,7 +115,7 @@ async def test_faults_in_a_stream_end_it_once_and_are_never_retried(seed: int) -
 
 
 @pytest.mark.generated
-async def test_kills_before_the_first_byte_cause_no_error(two: list[FakeReplica]) -> None:
+async def test_kills_before_the_first_byte_cause_no_error(two):
     """A replica is killed with requests in flight, again and again."""
     two[0].script, two[1].script = resetting, (streams := Streams())
     async with routed(config(two, limits=LENIENT, health=PATIENT, breaker=NEVER_OUT)) as harness:
@@ -127,7 +127,7 @@ async def test_kills_before_the_first_byte_cause_no_error(two: list[FakeReplica]
 
 
 @pytest.mark.generated
-async def test_torn_connections_leave_nothing() -> None:
+async def test_torn_connections_leave_nothing():
     streams = Streams()
     async with (
         fake_replicas(3, streams) as replicas,

@@ -14,7 +14,7 @@ import pytest
 
 from routing.process import create_regular_file, read_regular_file
 from routing.schema import HealthCheck, Limits
-from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, answering, chunk, plain_answer
+from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, answering, chunk, plain_answer
 from tests.routing.proxy.harness import CHAT, RawClient, config, connect, get, post, routed
 from tests.routing.workers.harness import Process, serving
 
@@ -69,9 +69,7 @@ async def pour(client: RawClient, head: bytes, piece: bytes, size: int) -> bytes
     ],
     ids=["length", "chunks", "tiny chunks", "chunk extension", "header", "headers", "target", "empty lines"],
 )
-async def test_a_hundred_mebibytes_cost_at_most_sixteen(
-    head: bytes, piece: bytes, replica: FakeReplica, tmp_path: Path
-) -> None:
+async def test_a_hundred_mebibytes_cost_at_most_sixteen(head, piece, replica, tmp_path):
     limits = Limits(max_body_bytes=8 * MIB)
     async with serving(tmp_path, config([replica], limits=limits)) as router, connect(router.port) as client:
         async with connect(router.port) as other_client:
@@ -85,7 +83,7 @@ async def test_a_hundred_mebibytes_cost_at_most_sixteen(
             assert (await other_client.ask(post(CHAT))).status == 200
 
 
-async def test_many_upgrade_offers_in_one_read_are_declined(replica: FakeReplica, tmp_path: Path) -> None:
+async def test_many_upgrade_offers_in_one_read_are_declined(replica, tmp_path):
     """The parser stops at each offer, with all others still unread."""
     offer = get(b"/nowhere", [b"Connection: upgrade", b"Upgrade: x"])
     async with serving(tmp_path, config([replica])) as router, connect(router.port) as client:
@@ -98,7 +96,7 @@ async def test_many_upgrade_offers_in_one_read_are_declined(replica: FakeReplica
         assert memory_bytes(router, "VmHWM") - before <= 16 * MIB
 
 
-async def test_slow_clients_take_little_memory_and_are_disconnected(replica: FakeReplica, tmp_path: Path) -> None:
+async def test_slow_clients_take_little_memory_and_are_disconnected(replica, tmp_path):
     """A third sends incomplete heads, the others bodies that never end."""
     limits = Limits(header_timeout_s=2.0, body_grace_s=2.0)
     halves = (START, START + b"Content-Length: 1000\r\n\r\n{", START + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{")
@@ -126,7 +124,7 @@ async def _drip(writers: list[asyncio.StreamWriter]) -> None:
         await asyncio.sleep(0.5)
 
 
-async def test_bodies_that_never_end_are_bounded_together(replica: FakeReplica, tmp_path: Path) -> None:
+async def test_bodies_that_never_end_are_bounded_together(replica, tmp_path):
     limits = Limits(max_unfinished_body_bytes=64 * MIB)
     async with serving(tmp_path, config([replica], limits=limits)) as router:
         before = memory_bytes(router, "VmRSS")
@@ -158,9 +156,7 @@ async def test_bodies_that_never_end_are_bounded_together(replica: FakeReplica, 
 COMPLETIONS = b"/v1/completions"
 
 
-async def test_with_few_open_files_replicas_and_the_admin_port_are_reached_and_the_rest_gets_503(
-    replica: FakeReplica, tmp_path: Path
-) -> None:
+async def test_with_few_open_files_replicas_and_the_admin_port_are_reached_and_the_rest_gets_503(replica, tmp_path):
     """256 files and 1,000 clients: there were 502s, connections without a response, and no admin port."""
     replica.script = answering(b"{}")
     async with serving(tmp_path, config([replica]), open_files=256) as router, AsyncExitStack() as stack:
@@ -193,16 +189,14 @@ async def status_of(client: RawClient) -> int | None:
         return None
 
 
-async def test_the_limit_of_open_files_is_raised_at_the_start(replica: FakeReplica, tmp_path: Path) -> None:
+async def test_the_limit_of_open_files_is_raised_at_the_start(replica, tmp_path):
     async with serving(tmp_path, config([replica])) as router:
         limits = await asyncio.to_thread(Path(f"/proc/{router.process.pid}/limits").read_text)
         soft, hard = next(line.split()[3:5] for line in limits.splitlines() if line.startswith("Max open files"))
         assert soft == hard
 
 
-async def test_large_bodies_are_bounded_together_and_leave_no_memory_behind(
-    replica: FakeReplica, tmp_path: Path
-) -> None:
+async def test_large_bodies_are_bounded_together_and_leave_no_memory_behind(replica, tmp_path):
     """40 bodies of 8 MB: 400 MiB were left."""
     released = asyncio.Event()
 
@@ -241,9 +235,7 @@ async def large_status(client: RawClient, body: bytes) -> int | None:
 
 
 @pytest.mark.parametrize("name", ["residency-0", "config", "config.previous", "events"])
-async def test_a_pipe_in_the_state_folder_does_not_hang_the_start(
-    name: str, replica: FakeReplica, tmp_path: Path
-) -> None:
+async def test_a_pipe_in_the_state_folder_does_not_hang_the_start(name, replica, tmp_path):
     replica.script = answering(b"{}")
     for suffix in ("", ".new"):
         os.mkfifo(tmp_path / f"{name}{suffix}")
@@ -252,7 +244,7 @@ async def test_a_pipe_in_the_state_folder_does_not_hang_the_start(
         assert (await harness.push(config([replica], policy_revision=2), 2))[0] == 200
 
 
-def test_only_regular_files_are_read_and_created(tmp_path: Path) -> None:
+def test_only_regular_files_are_read_and_created(tmp_path):
     path = tmp_path / "state"
     os.mkfifo(path)
     with pytest.raises(OSError, match="not a regular file"):
@@ -294,7 +286,7 @@ async def open_at(port: int, stack: AsyncExitStack, cut: int) -> RawClient:
     return client
 
 
-async def test_every_request_is_answered_after_the_process_was_stopped(replica: FakeReplica, tmp_path: Path) -> None:
+async def test_every_request_is_answered_after_the_process_was_stopped(replica, tmp_path):
     """Requests begun before the stop, in its middle, and streams that run through it."""
     snapshot = config([replica], limits=LIMITS, health=HealthCheck(failures=100))
     async with serving(tmp_path, snapshot) as router, AsyncExitStack() as stack:
@@ -319,7 +311,7 @@ async def test_every_request_is_answered_after_the_process_was_stopped(replica: 
             assert (response.status, response.body[:9]) == (200, b"data: 1\n\n")
 
 
-async def test_a_starved_process_refuses_no_request_that_moves(replica: FakeReplica, tmp_path: Path) -> None:
+async def test_a_starved_process_refuses_no_request_that_moves(replica, tmp_path):
     """The process runs for 20 ms in each half second, and each body moves after each of these."""
     limits = Limits(header_timeout_s=0.6, body_idle_timeout_s=0.6, body_grace_s=60, keep_alive_timeout_s=60)
     snapshot = config([replica], limits=limits, health=HealthCheck(failures=100))
@@ -336,7 +328,7 @@ async def test_a_starved_process_refuses_no_request_that_moves(replica: FakeRepl
             assert (await client.read_response()).status == 200
 
 
-async def test_connections_that_end_are_counted_by_reason(replica: FakeReplica) -> None:
+async def test_connections_that_end_are_counted_by_reason(replica):
     limits = Limits(header_timeout_s=0.1, body_idle_timeout_s=0.1, keep_alive_timeout_s=0.3)
 
     async def answered(call: Call) -> None:

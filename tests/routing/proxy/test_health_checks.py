@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -44,7 +44,7 @@ from tests.routing.building import until
         (b"x" * 200_000, "its response is not HTTP"),
     ],
 )
-async def test_every_response_to_a_health_check_has_a_result(response: bytes, finding: str | None) -> None:
+async def test_every_response_to_a_health_check_has_a_result(response, finding):
     async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(response)
@@ -56,7 +56,7 @@ async def test_every_response_to_a_health_check_has_a_result(response: bytes, fi
         assert await check_once(target) == finding
 
 
-async def test_a_host_name_that_cannot_be_resolved_fails_the_check() -> None:
+async def test_a_host_name_that_cannot_be_resolved_fails_the_check():
     target = CheckTarget("a", Address("http://a..b:80"), HealthCheck())
     assert await check_once(target) == "its host name cannot be resolved"
 
@@ -75,7 +75,7 @@ async def checked(replica: FakeReplica, check: HealthCheck) -> AsyncIterator[tup
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-async def test_failed_connections_alone_take_no_healthy_replica_down(failures: int, replica: FakeReplica) -> None:
+async def test_failed_connections_alone_take_no_healthy_replica_down(failures, replica):
     async with checked(replica, HealthCheck(failures=failures, interval_s=3600)) as (checks, book):
         for _ in range(10):
             checks.on_connect_failed(replica.name)
@@ -86,16 +86,14 @@ async def test_failed_connections_alone_take_no_healthy_replica_down(failures: i
         assert book.epoch == 0, "nobody ever heard of it"
 
 
-async def test_failed_connections_and_a_failed_check_take_a_replica_down(replica: FakeReplica) -> None:
+async def test_failed_connections_and_a_failed_check_take_a_replica_down(replica):
     async with checked(replica, HealthCheck(failures=2, interval_s=3600)) as (checks, book):
         replica.kill()
         checks.on_connect_failed(replica.name)
         await until(lambda: not book.is_up(ReplicaId(replica.name)))
 
 
-async def test_failing_requests_trigger_at_most_ten_checks_a_second(
-    replica: FakeReplica,
-) -> None:
+async def test_failing_requests_trigger_at_most_ten_checks_a_second(replica):
     async with checked(replica, HealthCheck(interval_s=3600)) as (checks, _):
         started_at = time.monotonic()
         for number in range(2, 5):
@@ -105,7 +103,7 @@ async def test_failing_requests_trigger_at_most_ten_checks_a_second(
         assert time.monotonic() - started_at >= 2 * MIN_INTERVAL_S
 
 
-async def test_many_failed_connections_and_a_check_count_as_two_failures(replica: FakeReplica) -> None:
+async def test_many_failed_connections_and_a_check_count_as_two_failures(replica):
     async with checked(replica, HealthCheck(failures=3, interval_s=3600)) as (checks, book):
         replica.kill()
         for _ in range(10):
@@ -125,13 +123,13 @@ def counters(text: bytes) -> EngineCounters:
 
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=lambda path: path.stem)
-def test_every_captured_release_has_the_counters(capture: Path) -> None:
+def test_every_captured_release_has_the_counters(capture):
     counters_read = counters(capture.read_bytes())
     names = {line.partition(b"{")[0] for line in counters_read.lines}
     assert {b"vllm:generation_tokens_total", b"vllm:kv_cache_usage_perc", b"vllm:prompt_tokens_total"} <= names
 
 
-def test_sglang_shows_its_steps_and_requests() -> None:
+def test_sglang_shows_its_steps_and_requests():
     text = (
         'sglang:generation_tokens_total{model_name="m"} 5.0\nsglang:token_usage{model_name="m",tp_rank="0"} 0.2\n'
         'sglang:num_running_reqs{model_name="m"} 2.0\nsglang:num_queue_reqs{model_name="m"} 1.0\n'
@@ -141,7 +139,7 @@ def test_sglang_shows_its_steps_and_requests() -> None:
     assert before.lines != after.lines
 
 
-def test_what_is_known_of_an_engine_stands_in_its_row_only() -> None:
+def test_what_is_known_of_an_engine_stands_in_its_row_only():
     known = [name for engine in ENGINES for name in (*engine.step_metrics, *engine.request_metrics)]
     known += [text.decode() for engine in ENGINES for _, text in engine.errors]
     routing = Path(engines.__file__).parent
@@ -149,7 +147,7 @@ def test_what_is_known_of_an_engine_stands_in_its_row_only() -> None:
     assert [(path.name, text) for path in others for text in known if text in path.read_text()] == []
 
 
-def test_gauges_show_whether_an_engine_has_requests() -> None:
+def test_gauges_show_whether_an_engine_has_requests():
     assert counters((DATA / "vllm-metrics-0.32.0-busy.txt").read_bytes()).requests > 0
     assert counters((DATA / "vllm-metrics-0.32.0-idle.txt").read_bytes()).requests == 0
 
@@ -165,19 +163,19 @@ def test_gauges_show_whether_an_engine_has_requests() -> None:
         (rb"^vllm:num_requests_running\{.*?\} ", False),
     ],
 )
-def test_counters_of_the_api_server_are_no_progress_of_the_engine(name: bytes, is_step: bool) -> None:
+def test_counters_of_the_api_server_are_no_progress_of_the_engine(name, is_step):
     text = (DATA / "vllm-metrics-0.32.0-busy.txt").read_bytes()
     changed, count = re.subn(name + rb"(\S+)", lambda match: match[0] + b"7", text, count=1, flags=re.MULTILINE)
     assert count == 1
     assert (counters(changed).lines != counters(text).lines) is is_step
 
 
-def test_engines_of_one_url_are_distinguished() -> None:
+def test_engines_of_one_url_are_distinguished():
     text = b'vllm:generation_tokens_total{engine="0"} 5\nvllm:generation_tokens_total{engine="1"} 6\n'
     assert counters(text).lines != counters(text.replace(b" 6", b" 7")).lines
 
 
-def test_text_without_the_counters_has_none() -> None:
+def test_text_without_the_counters_has_none():
     for text in (b"", b"up 1\n", b"\xff\x00" * 1000, b"# HELP vllm:generation_tokens_total\n"):
         assert parse_counters(text) is NoCounters.ABSENT
 
@@ -204,7 +202,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
     ],
     ids=["length", "chunked", "cut short", "too long", "not HTTP"],
 )
-async def test_a_response_is_read_whole_or_rejected(sent: bytes, expected: object) -> None:
+async def test_a_response_is_read_whole_or_rejected(sent, expected):
     async with serving(raw(sent, then_close=True)) as (_, address):
         if isinstance(expected, tuple):
             assert await fetch(address, "/x", max_bytes=4096) == expected
@@ -223,9 +221,7 @@ async def test_a_response_is_read_whole_or_rejected(sent: bytes, expected: objec
     ],
     ids=["counters", "404", "no response", "refused"],
 )
-async def test_counters_are_read_or_the_reason_is_returned(
-    prepare: Callable[[FakeReplica], None], expected: object
-) -> None:
+async def test_counters_are_read_or_the_reason_is_returned(prepare, expected):
     async with serving(raw()) as (replica, address):
         prepare(replica)
         counters_read = await read_counters(address, 0.3)
@@ -244,7 +240,7 @@ async def test_counters_are_read_or_the_reason_is_returned(
     ],
     ids=["a token", "a token without text", "comments", "only headers", "rejected", "not HTTP"],
 )
-async def test_only_a_token_answers_a_probe(sent: bytes, expected: ProbeResult) -> None:
+async def test_only_a_token_answers_a_probe(sent, expected):
     async with serving(raw(b"")) as (replica, address):
         replica.on_token_probe = raw(sent)
         assert await probe_engine(address, None, 0.5) == (expected, None)  # none of them reports usage

@@ -44,9 +44,7 @@ def _fails(*_: object, **__: object) -> None:
     raise KeyError(SECRET_TEXT)
 
 
-async def test_an_error_while_placing_gets_500(
-    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_error_while_placing_gets_500(replica, monkeypatch, caplog):
     monkeypatch.setattr(Placement, "decide", _fails)
     async with routed(config([replica])) as harness:
         response = await harness.chat()
@@ -56,7 +54,7 @@ async def test_an_error_while_placing_gets_500(
     assert SECRET_TEXT not in caplog.text
 
 
-async def test_an_error_in_a_pipelined_request_gets_500(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_in_a_pipelined_request_gets_500(replica, monkeypatch):
     real_decide = Placement.decide
     calls = iter(range(9))
     monkeypatch.setattr(Placement, "decide", lambda *args: real_decide(*args) if next(calls) == 0 else _fails())
@@ -67,7 +65,7 @@ async def test_an_error_in_a_pipelined_request_gets_500(replica: FakeReplica, mo
         await harness.at_rest()
 
 
-async def test_an_error_before_placing_gets_500(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_before_placing_gets_500(replica, monkeypatch):
     monkeypatch.setattr(Router, "open", _fails)
     async with routed(config([replica])) as harness, harness.connect() as client:
         assert (await client.ask(get(b"/v1/models"))).status == 500
@@ -75,9 +73,7 @@ async def test_an_error_before_placing_gets_500(replica: FakeReplica, monkeypatc
 
 
 @pytest.mark.parametrize("fails", [FakeReplica.kill, lambda replica: setattr(replica, "script", resetting)])
-async def test_an_error_while_a_request_goes_elsewhere_gets_500(
-    fails: Callable[[FakeReplica], None], two: list[FakeReplica], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_error_while_a_request_goes_elsewhere_gets_500(fails, two, monkeypatch):
     for replica in two:
         fails(replica)
     async with routed(config(two)) as harness:
@@ -87,9 +83,7 @@ async def test_an_error_while_a_request_goes_elsewhere_gets_500(
 
 
 @pytest.mark.parametrize("step", ["send_head", "usage", "outcome"])
-async def test_an_error_after_the_first_byte_resets_the_connection(
-    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+async def test_an_error_after_the_first_byte_resets_the_connection(replica, monkeypatch, step):
     monkeypatch.setattr(ResponseRelay, step, _fails)
     async with routed(config([replica])) as harness, harness.connect() as client:
         await client.send(post(CHAT))
@@ -98,7 +92,7 @@ async def test_an_error_after_the_first_byte_resets_the_connection(
         await harness.until(lambda: not harness.router.clients, "the client's connection to end")
 
 
-async def test_an_error_in_the_counters_fails_no_request(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_in_the_counters_fails_no_request(replica, monkeypatch):
     async with routed(config([replica])) as harness, harness.connect() as client:
         monkeypatch.setattr(harness.router.services.metrics, "count_placed", _fails)
         for _ in range(3):
@@ -107,7 +101,7 @@ async def test_an_error_in_the_counters_fails_no_request(replica: FakeReplica, m
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64 + ".example"])
-async def test_a_host_name_that_cannot_be_resolved_is_unreachable(host: str) -> None:
+async def test_a_host_name_that_cannot_be_resolved_is_unreachable(host):
     @dataclass
     class Nowhere:
         name = "nowhere"
@@ -123,7 +117,7 @@ async def test_a_host_name_that_cannot_be_resolved_is_unreachable(host: str) -> 
         await harness.at_rest()
 
 
-async def test_a_failing_deadline_stops_no_other() -> None:
+async def test_a_failing_deadline_stops_no_other():
     class Waiter:
         def __init__(self, action: object) -> None:
             self.deadline, self.bucket = NEVER, NO_BUCKET
@@ -167,7 +161,7 @@ class Failing:
         return self._real(*arguments, **more)
 
 
-async def test_failing_work_restarts_and_is_logged_once_for_each_kind(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_work_restarts_and_is_logged_once_for_each_kind(caplog):
     before, rounds = failures()[Background.EVENTS], iter([KeyError, KeyError, OSError, KeyError, None])
 
     async def work() -> None:
@@ -182,7 +176,7 @@ async def test_failing_work_restarts_and_is_logged_once_for_each_kind(caplog: py
     assert SECRET_TEXT not in caplog.text
 
 
-async def test_a_cancelled_loop_ends(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_cancelled_loop_ends(caplog):
     before, began = failures(), asyncio.Event()
 
     async def work() -> None:
@@ -198,7 +192,7 @@ async def test_a_cancelled_loop_ends(caplog: pytest.LogCaptureFixture) -> None:
     assert (failures(), caplog.text) == (before, "")
 
 
-async def test_ticks_continue_after_errors_and_end_when_stopped() -> None:
+async def test_ticks_continue_after_errors_and_end_when_stopped():
     done = Failing(lambda: None)
     ticks = Periodic(Background.LIMITS, 0.001, done)
     ticks.start()
@@ -212,13 +206,13 @@ async def test_ticks_continue_after_errors_and_end_when_stopped() -> None:
     assert done.calls == calls
 
 
-def test_pauses_grow_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_grow_and_are_bounded(monkeypatch):
     monkeypatch.setattr(tasks, "FIRST_PAUSE_S", FIRST_PAUSE_S)
     pauses = [pause_s(number) for number in (1, 2, 3, 50, 10_000)]
     assert pauses == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S, LAST_PAUSE_S, LAST_PAUSE_S]
 
 
-async def test_health_checks_continue_after_errors(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_health_checks_continue_after_errors(replica, monkeypatch):
     probe = Failing(checks.check_once)
     monkeypatch.setattr(checks, "check_once", probe)
     async with routed(config([replica], health=HealthCheck(interval_s=0.01))) as harness:
@@ -229,14 +223,14 @@ async def test_health_checks_continue_after_errors(replica: FakeReplica, monkeyp
 
 
 @pytest.mark.plain_python(reason="It puts a mistake into an object of the router.")
-async def test_housekeeping_continues_after_errors(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_housekeeping_continues_after_errors(replica, monkeypatch):
     advance = Failing(CircuitBreakers.admit_due_probes)
     monkeypatch.setattr(CircuitBreakers, "admit_due_probes", advance)
     async with routed(config([replica])) as harness:
         await harness.until(lambda: advance.calls > 4, "ticks after those that failed")
 
 
-async def test_other_tasks_run_after_each_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_tasks_run_after_each_slice(monkeypatch):
     iterations: list[int] = []
 
     async def work(slice_s: float) -> int:
@@ -257,7 +251,7 @@ async def test_other_tasks_run_after_each_slice(monkeypatch: pytest.MonkeyPatch)
     assert await work(60.0) == 0
 
 
-async def test_figures_may_change_between_two_lines(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_figures_may_change_between_two_lines(replica, monkeypatch):
     monkeypatch.setattr(tasks, "SLICE_S", 0.0)
     async with routed(config([replica])) as harness:
         await harness.chat()
@@ -276,9 +270,7 @@ async def test_figures_may_change_between_two_lines(replica: FakeReplica, monkey
     assert families["warmpath_router_latency_seconds"].samples[-1].value == 1
 
 
-async def test_requests_continue_while_decisions_and_replicas_are_written(
-    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_continue_while_decisions_and_replicas_are_written(replica, monkeypatch):
     monkeypatch.setattr(tasks, "SLICE_S", 0.0)
     async with routed(config([replica])) as harness:
         for _ in range(5):
@@ -289,9 +281,7 @@ async def test_requests_continue_while_decisions_and_replicas_are_written(
         assert await view.decisions(1, 3, 0.5) == decision_page(ring, 1, 3, 0.5)
 
 
-async def test_requests_continue_while_many_replicas_are_written(
-    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_continue_while_many_replicas_are_written(replica, monkeypatch):
     monkeypatch.setattr(tasks, "SLICE_S", 0.0)
     whole = config([replica])
     members = tuple(ReplicaConfig(f"r{number}", "http://127.0.0.1:1") for number in range(50))
@@ -331,7 +321,7 @@ print(resident() - before)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's")
-def test_freed_large_blocks_leave_the_process() -> None:
+def test_freed_large_blocks_leave_the_process():
     def growth(how: str) -> int:
         command = [sys.executable, "-c", PROGRAM, how]
         return int(subprocess.run(command, capture_output=True, check=True, text=True, timeout=60).stdout)

@@ -24,7 +24,7 @@ def with_comments(replicas: list[FakeReplica], **limits: float) -> RouterConfig:
 
 
 @pytest.mark.parametrize("path", [CHAT, b"/v1/completions", b"/v1/messages", b"/v1/responses"])
-async def test_a_silent_stream_gets_comments_and_may_still_be_retried(two: list[FakeReplica], path: bytes) -> None:
+async def test_a_silent_stream_gets_comments_and_may_still_be_retried(two, path):
     released = asyncio.Event()
 
     async def engine(call: Call) -> None:
@@ -59,7 +59,7 @@ ERROR = plain_answer(b'{"error":{"message":"the prompt is too long"}}', status=4
 
 @pytest.mark.parametrize("path", [CHAT, b"/v1/messages"])
 @pytest.mark.parametrize("is_hung", [True, False])
-async def test_an_error_after_the_head_is_an_event(replica: FakeReplica, path: bytes, is_hung: bool) -> None:
+async def test_an_error_after_the_head_is_an_event(replica, path, is_hung):
     released = asyncio.Event()
 
     async def engine(call: Call) -> None:
@@ -83,7 +83,7 @@ async def test_an_error_after_the_head_is_an_event(replica: FakeReplica, path: b
 
 
 @pytest.mark.parametrize(("path", "is_stream"), [(CHAT, False), (b"/v1/embeddings", True), (b"/tokenize", True)])
-async def test_who_gets_no_stream_gets_no_comment(replica: FakeReplica, path: bytes, is_stream: bool) -> None:
+async def test_who_gets_no_stream_gets_no_comment(replica, path, is_stream):
     async def slow(call: Call) -> None:
         await asyncio.sleep(1.3)
         await call.send(plain_answer(b"{}"))

@@ -24,7 +24,7 @@ from routing.proxy.client_connection import READ_BYTES, ClientConnection
 from routing.proxy.large_bodies import LargeBodies, read_in_process, unpack_result
 from routing.schema import Alias, Caps, LowestCostSettings
 from routing.types import BodyError
-from tests.fakes.replica import Call, FakeReplica, answering, plain_answer
+from tests.fakes.replica import Call, answering, plain_answer
 from tests.routing.proxy.harness import CHAT, Harness, api_key, bearer, config, post, routed, with_keys
 
 USAGE = b'{"usage":{"prompt_tokens":9000,"prompt_tokens_details":{"cached_tokens":0}}}'
@@ -45,7 +45,7 @@ def process_of(harness: Harness) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("path", sorted(BODIES))
-def test_the_process_reads_bodies_as_the_router_does(path: str) -> None:
+def test_the_process_reads_bodies_as_the_router_does(path):
     members = {"prompt": [1, 2], "input": "a", "instructions": "b", "tools": [{"name": "f"}], "cache_salt": "salt"}
     members["prompt_logprobs"] = 1
     body = large("text ", 10, stream=True, session_id="s", reasoning_effort="high", **members)
@@ -57,7 +57,7 @@ def test_the_process_reads_bodies_as_the_router_does(path: str) -> None:
     }
 
 
-async def test_a_large_body_is_forwarded_byte_by_byte_and_placed_by_its_prefix(two: list[FakeReplica]) -> None:
+async def test_a_large_body_is_forwarded_byte_by_byte_and_placed_by_its_prefix(two):
     bodies = []
 
     async def script(call: Call) -> None:
@@ -78,9 +78,7 @@ async def test_a_large_body_is_forwarded_byte_by_byte_and_placed_by_its_prefix(t
     assert [decision["hit_tokens"] > 0 for decision in placed] == [False, True, True]
 
 
-async def test_other_connections_are_read_after_each_large_read(
-    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_other_connections_are_read_after_each_large_read(replica, monkeypatch):
     replica.script = answering(USAGE)
     loop, read = asyncio.get_running_loop(), ClientConnection.data_received
     turns, reads = [0], Counter[int]()
@@ -114,9 +112,7 @@ async def test_other_connections_are_read_after_each_large_read(
         (large(n=129), "at most 128"),
     ],
 )
-async def test_an_invalid_large_body_is_rejected_as_a_small_one(
-    replica: FakeReplica, body: bytes, message: str
-) -> None:
+async def test_an_invalid_large_body_is_rejected_as_a_small_one(replica, body, message):
     async with routed(config([replica])) as harness:
         response = await harness.chat(body)
         assert (response.status, message in response.error["message"]) == (400, True), response.error
@@ -124,9 +120,7 @@ async def test_an_invalid_large_body_is_rejected_as_a_small_one(
         await harness.at_rest()
 
 
-async def test_the_event_loop_decodes_no_large_body_to_set_members(
-    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_event_loop_decodes_no_large_body_to_set_members(replica, monkeypatch):
     whole = with_keys([replica], api_key(tenant="a"))
     pool = msgspec.structs.replace(whole.pools[0], aliases=(Alias("gpt", "tiny"),), caps=Caps(max_tokens=7))
     bodies: list[dict[str, Any]] = []
@@ -158,7 +152,7 @@ async def test_the_event_loop_decodes_no_large_body_to_set_members(
     assert max(sizes, default=0) < 100
 
 
-async def test_a_killed_process_costs_one_body_and_is_replaced(replica: FakeReplica) -> None:
+async def test_a_killed_process_costs_one_body_and_is_replaced(replica):
     replica.script = answering(USAGE)
     async with routed(config([replica])) as harness:
         assert (await harness.chat(large())).status == 200
@@ -173,7 +167,7 @@ async def test_a_killed_process_costs_one_body_and_is_replaced(replica: FakeRepl
         await harness.at_rest()
 
 
-async def test_a_process_that_ended_between_two_bodies_costs_none(replica: FakeReplica) -> None:
+async def test_a_process_that_ended_between_two_bodies_costs_none(replica):
     replica.script = answering(USAGE)
     async with routed(config([replica])) as harness:
         assert (await harness.chat(large())).status == 200
@@ -184,7 +178,7 @@ async def test_a_process_that_ended_between_two_bodies_costs_none(replica: FakeR
         assert process_of(harness).pid != first.pid
 
 
-async def test_the_process_ends_with_its_router(replica: FakeReplica) -> None:
+async def test_the_process_ends_with_its_router(replica):
     replica.script = answering(USAGE)
     async with routed(config([replica])) as harness:
         await harness.chat(large())
@@ -194,7 +188,7 @@ async def test_the_process_ends_with_its_router(replica: FakeReplica) -> None:
         assert await asyncio.to_thread(process.wait, 10) == 0
 
 
-async def test_a_process_that_hangs_is_killed(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_hangs_is_killed(replica, monkeypatch):
     replica.script = answering(USAGE)
     async with routed(config([replica])) as harness:
         await harness.chat(large())
@@ -242,7 +236,7 @@ async def queue() -> AsyncIterator[Queue]:
     found.bodies.close()
 
 
-async def test_many_large_bodies_of_one_key_do_not_delay_a_small_one_of_another(queue: Queue) -> None:
+async def test_many_large_bodies_of_one_key_do_not_delay_a_small_one_of_another(queue):
     body, small = large("word ", 8 << 20), large("word ", 300_000)
     for number in range(20):
         queue.put(f"red {number}", body, "red")
@@ -256,7 +250,7 @@ async def test_many_large_bodies_of_one_key_do_not_delay_a_small_one_of_another(
     assert queue.rejections == {}
 
 
-async def test_a_large_body_has_its_turn_among_many_smaller_ones_of_another_key(queue: Queue) -> None:
+async def test_a_large_body_has_its_turn_among_many_smaller_ones_of_another_key(queue):
     small = large("word ", 300_000)
     for number in range(10):
         queue.put(f"red {number}", small, "red")
@@ -266,7 +260,7 @@ async def test_a_large_body_has_its_turn_among_many_smaller_ones_of_another_key(
     assert queue.ended.index("blue") <= 4  # as many bytes were read before it
 
 
-async def test_a_key_has_at_most_half_of_the_queue(queue: Queue) -> None:
+async def test_a_key_has_at_most_half_of_the_queue(queue):
     body = large("word ", 300_000)
     for number in range(large_bodies.MAX_WAITING_OF_ONE):
         queue.put(f"red {number}", body, "red")
@@ -280,7 +274,7 @@ async def test_a_key_has_at_most_half_of_the_queue(queue: Queue) -> None:
     assert (raised.value.status, raised.value.retry_after_s) == (503, 1)
 
 
-async def test_a_body_that_has_waited_for_30_s_is_rejected(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_has_waited_for_30_s_is_rejected(queue, monkeypatch):
     clock = [1000.0]
     monkeypatch.setattr(large_bodies, "monotonic", lambda: clock[0])
     body = large("word ", 300_000)
@@ -298,9 +292,7 @@ async def test_a_body_that_has_waited_for_30_s_is_rejected(queue: Queue, monkeyp
     assert (rejection.status, rejection.message) == (503, "the body has waited 30 s to be read")
 
 
-async def test_cancelled_bodies_are_dropped_and_the_queue_is_bounded(
-    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_cancelled_bodies_are_dropped_and_the_queue_is_bounded(replica, monkeypatch):
     monkeypatch.setattr(large_bodies, "MAX_WAITING", 2)
     monkeypatch.setattr(large_bodies, "READ_S", 600.0)  # a slow machine: the process is stopped for longer than usual
     replica.script = answering(USAGE)

@@ -13,7 +13,6 @@ from routing.schema import Caps, LowestCostSettings, SessionAffinitySettings
 from tests.fakes.replica import (
     STREAM_HEAD,
     Call,
-    FakeReplica,
     answering,
     chunk,
     plain_answer,
@@ -65,7 +64,7 @@ def error_of(response: Response) -> tuple[int, str]:
     return response.status, document["error"]["type"]
 
 
-async def test_a_response_passes_unchanged_and_its_usage_is_accounted_for(replica: FakeReplica) -> None:
+async def test_a_response_passes_unchanged_and_its_usage_is_accounted_for(replica):
     replica.script = answering(json.dumps(MESSAGE).encode())
     async with routed(config([replica])) as harness:
         sent = body()
@@ -79,7 +78,7 @@ async def test_a_response_passes_unchanged_and_its_usage_is_accounted_for(replic
     assert samples(text)["warmpath_router_prompt_tokens_total"][0][1] == 100
 
 
-async def test_a_response_without_cache_fields_reports_no_cached_tokens(replica: FakeReplica) -> None:
+async def test_a_response_without_cache_fields_reports_no_cached_tokens(replica):
     usage = {"input_tokens": 20, "output_tokens": 3}
     replica.script = answering(json.dumps({**MESSAGE, "usage": usage}).encode())
     async with routed(config([replica])) as harness:
@@ -89,7 +88,7 @@ async def test_a_response_without_cache_fields_reports_no_cached_tokens(replica:
     assert (decision["prompt_tokens"], decision["cached_tokens"]) == (20, None)
 
 
-async def test_a_stream_passes_unchanged_with_usage_and_a_time_to_first_token(replica: FakeReplica) -> None:
+async def test_a_stream_passes_unchanged_with_usage_and_a_time_to_first_token(replica):
     events = captured_events()
     replica.script = streaming(*events)
     async with routed(config([replica])) as harness:
@@ -102,7 +101,7 @@ async def test_a_stream_passes_unchanged_with_usage_and_a_time_to_first_token(re
 
 
 @pytest.mark.parametrize("path", [COUNT, b"/tokenize", b"/detokenize"])
-async def test_counting_tokens_claims_no_cached_prefix(path: bytes, two: list[FakeReplica]) -> None:
+async def test_counting_tokens_claims_no_cached_prefix(path, two):
     for replica in two:
         replica.script = answering(b'{"input_tokens":5}')
     async with routed(config(two, settings=LowestCostSettings())) as harness:
@@ -126,9 +125,7 @@ async def test_counting_tokens_claims_no_cached_prefix(path: bytes, two: list[Fa
         ([], {"metadata": {"user_id": SESSION}}),
     ],
 )
-async def test_a_session_stays_on_one_replica(
-    headers: list[bytes], fields: dict[str, Any], three: list[FakeReplica]
-) -> None:
+async def test_a_session_stays_on_one_replica(headers, fields, three):
     async with routed(config(three, settings=SessionAffinitySettings(slack_s=60))) as harness:
         for number in range(4):
             await ask(harness, body(system=f"Another prompt {number}.", **fields), *headers)
@@ -143,7 +140,7 @@ async def test_a_session_stays_on_one_replica(
     "headers",
     [[], [b"X-Request-Id: one"], [b"X-Client-Request-Id: one"], [b"X-Session-ID:"], [b"x_session_id: one"]],
 )
-async def test_a_request_without_a_session_has_no_key(headers: list[bytes], three: list[FakeReplica]) -> None:
+async def test_a_request_without_a_session_has_no_key(headers, three):
     async with routed(config(three, settings=SessionAffinitySettings(slack_s=60))) as harness:
         await ask(harness, body(metadata={"user_id": "user_1f_account_2b"}), *headers)
         assert harness.decisions[-1]["reason"] == "no_key"
@@ -152,7 +149,7 @@ async def test_a_request_without_a_session_has_no_key(headers: list[bytes], thre
 # --- errors ---
 
 
-async def test_errors_of_the_router_have_anthropics_form(replica: FakeReplica) -> None:
+async def test_errors_of_the_router_have_anthropics_form(replica):
     limited = config([replica], models=("tiny",))
     async with routed(limited) as harness:
         assert error_of(await ask(harness, b"{")) == (400, "invalid_request_error")
@@ -163,13 +160,13 @@ async def test_errors_of_the_router_have_anthropics_form(replica: FakeReplica) -
     assert replica.calls == []
 
 
-async def test_a_replica_that_cannot_be_reached_is_an_api_error(replica: FakeReplica) -> None:
+async def test_a_replica_that_cannot_be_reached_is_an_api_error(replica):
     async with routed(config([replica])) as harness:
         replica.kill()
         assert error_of(await ask(harness, body())) == (502, "api_error")
 
 
-async def test_a_broken_stream_ends_with_an_error_event(replica: FakeReplica) -> None:
+async def test_a_broken_stream_ends_with_an_error_event(replica):
     replica.script = raw(STREAM_HEAD + b"".join(map(chunk, captured_events()[:3])), then_close=True)
     async with routed(config([replica])) as harness:
         response = await ask(harness, body(stream=True))
@@ -186,7 +183,7 @@ async def test_a_broken_stream_ends_with_an_error_event(replica: FakeReplica) ->
         b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":null,"stop_sequence":null}}\n\n',
     ],
 )
-async def test_a_stream_that_its_engine_ended_is_a_replica_error(last: bytes, replica: FakeReplica) -> None:
+async def test_a_stream_that_its_engine_ended_is_a_replica_error(last, replica):
     replica.script = streaming(*captured_events()[:4], last)
     async with routed(config([replica])) as harness:
         await ask(harness, body(stream=True))
@@ -195,7 +192,7 @@ async def test_a_stream_that_its_engine_ended_is_a_replica_error(last: bytes, re
     assert 'outcome="replica_error"} 1' in text
 
 
-async def test_a_response_that_its_engine_aborted_is_generated_by_another_replica(two: list[FakeReplica]) -> None:
+async def test_a_response_that_its_engine_aborted_is_generated_by_another_replica(two):
     aborted = {name: value for name, value in MESSAGE.items() if name != "stop_reason"}
     calls: list[Call] = []
 
@@ -215,7 +212,7 @@ async def test_a_response_that_its_engine_aborted_is_generated_by_another_replic
 # --- keys and caps ---
 
 
-async def test_x_api_key_authenticates(replica: FakeReplica) -> None:
+async def test_x_api_key_authenticates(replica):
     async with routed(with_keys([replica], api_key())) as harness:
         key = b"x-api-key: " + KEY.encode()
         assert (await ask(harness, body(), key)).status == 200
@@ -232,13 +229,13 @@ async def test_x_api_key_authenticates(replica: FakeReplica) -> None:
     assert len(replica.calls) == 1
 
 
-async def test_x_api_key_is_forwarded_where_the_router_needs_no_key(replica: FakeReplica) -> None:
+async def test_x_api_key_is_forwarded_where_the_router_needs_no_key(replica):
     async with routed(config([replica])) as harness:
         await ask(harness, body(), b"x-api-key: secret")
     assert replica.calls[0].header(b"x-api-key") == [b"secret"]
 
 
-async def test_caps_and_tenants_apply(replica: FakeReplica) -> None:
+async def test_caps_and_tenants_apply(replica):
     whole = with_keys([replica], api_key(tenant="red"))
     (pool,) = whole.pools
     capped = msgspec.structs.replace(pool, caps=Caps(max_tokens=10, media_hosts=()))

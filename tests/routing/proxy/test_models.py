@@ -25,7 +25,7 @@ def named(replicas: list[FakeReplica], *adapter_names: tuple[str, ...] | None, *
     return replace(snapshot, pools=(replace(pool, replicas=members),))
 
 
-async def test_an_unknown_model_gets_a_404_like_an_engines(replica: FakeReplica) -> None:
+async def test_an_unknown_model_gets_a_404_like_an_engines(replica):
     async with routed(named([replica])) as harness:
         response = await harness.chat(chat_body("nope"))
     assert response.status == 404
@@ -38,7 +38,7 @@ async def test_an_unknown_model_gets_a_404_like_an_engines(replica: FakeReplica)
     assert replica.calls == []
 
 
-async def test_models_lists_every_name_once_and_each_can_be_used(replica: FakeReplica) -> None:
+async def test_models_lists_every_name_once_and_each_can_be_used(replica):
     async with routed(named([replica])) as harness, harness.connect() as client:
         cards = json.loads((await client.ask(get(b"/v1/models"))).body)["data"]
         statuses = [(await harness.chat(chat_body(card["id"]))).status for card in cards]
@@ -51,7 +51,7 @@ async def test_models_lists_every_name_once_and_each_can_be_used(replica: FakeRe
     assert statuses == [200] * 4
 
 
-async def test_an_alias_is_replaced_by_its_model(replica: FakeReplica) -> None:
+async def test_an_alias_is_replaced_by_its_model(replica):
     async with routed(named([replica])) as harness:
         for model in ("gpt", "text-to-sql", "tiny", "sql"):
             await harness.chat(chat_body(model))
@@ -63,7 +63,7 @@ async def test_an_alias_is_replaced_by_its_model(replica: FakeReplica) -> None:
     assert gpt == tiny != sql == text_to_sql
 
 
-async def test_a_key_for_a_model_is_valid_for_its_aliases_and_not_for_its_adapters(replica: FakeReplica) -> None:
+async def test_a_key_for_a_model_is_valid_for_its_aliases_and_not_for_its_adapters(replica):
     snapshot = replace(named([replica]), access=Access(keys=(api_key(models=("tiny",)),)))
     async with routed(snapshot) as harness, harness.connect() as client:
         queries = {model: await harness.chat(chat_body(model), [bearer()]) for model in ("tiny", "gpt", "sql", "nope")}
@@ -78,7 +78,7 @@ async def test_a_key_for_a_model_is_valid_for_its_aliases_and_not_for_its_adapte
     assert listed == ["tiny", "gpt"]
 
 
-async def test_requests_for_an_adapter_go_to_replicas_that_have_it(two: list[FakeReplica]) -> None:
+async def test_requests_for_an_adapter_go_to_replicas_that_have_it(two):
     async with routed(named(two, (), ("sql",))) as harness:
         used = {
             model: {(await harness.chat(chat_body(model, str(n)))).replica for n in range(12)}
@@ -91,7 +91,7 @@ async def test_requests_for_an_adapter_go_to_replicas_that_have_it(two: list[Fak
     assert [candidate["replica"] for candidate in shown["candidates"]] == [two[1].name]
 
 
-async def test_without_a_replica_that_has_the_adapter_the_error_names_it(two: list[FakeReplica]) -> None:
+async def test_without_a_replica_that_has_the_adapter_the_error_names_it(two):
     async with routed(named(two, (), ())) as harness:
         response = await harness.chat(chat_body("sql"))
         assert (await harness.chat(chat_body())).status == 200
@@ -116,7 +116,7 @@ async def used_replicas(harness: Harness, model: str) -> frozenset[str]:
     return frozenset({(await harness.chat(chat_body(model, str(number)))).replica for number in range(16)})
 
 
-async def test_each_adapter_uses_two_replicas_and_adapters_differ_in_them(four: list[FakeReplica]) -> None:
+async def test_each_adapter_uses_two_replicas_and_adapters_differ_in_them(four):
     async with routed(spread(four, adapters=8, adapter_replicas=2)) as harness:
         serving = {name: await used_replicas(harness, name) for name in map(str, range(8))}
         assert {len(replicas) for replicas in serving.values()} == {2}
@@ -130,7 +130,7 @@ async def test_each_adapter_uses_two_replicas_and_adapters_differ_in_them(four: 
     assert len(after) == 2
 
 
-async def test_a_retry_may_leave_the_replicas_that_serve_an_adapter(two: list[FakeReplica]) -> None:
+async def test_a_retry_may_leave_the_replicas_that_serve_an_adapter(two):
     async with routed(spread(two, adapters=1, adapter_replicas=1)) as harness:
         (serving,) = await used_replicas(harness, "0")
         failing = next(it for it in two if it.name == serving)
@@ -156,9 +156,7 @@ def telling(adapter_names: dict[str, list[str]]) -> Any:
     return script
 
 
-async def test_replicas_report_their_adapters(
-    two: list[FakeReplica],
-) -> None:
+async def test_replicas_report_their_adapters(two):
     adapter_names = {two[0].name: ["tiny"], two[1].name: ["tiny", "sql", "another"]}
     script = telling(adapter_names)
     for it in two:
@@ -190,7 +188,7 @@ async def test_replicas_report_their_adapters(
         b'HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n{"x":' + b"[" * 999_995,
     ],
 )
-async def test_a_replica_that_reports_no_adapters_may_have_any(response: bytes, replica: FakeReplica) -> None:
+async def test_a_replica_that_reports_no_adapters_may_have_any(response, replica):
     queries = 0
 
     async def script(call: Call) -> None:
@@ -211,7 +209,7 @@ def reporting(*models: dict[str, Any]) -> Script:
     return answering(json.dumps({"object": "list", "data": list(models)}).encode())
 
 
-async def test_the_list_has_the_models_of_all_pools_with_the_shortest_length_of_each(four: list[FakeReplica]) -> None:
+async def test_the_list_has_the_models_of_all_pools_with_the_shortest_length_of_each(four):
     for replica, length in zip(four, (32_768, 8192, None, 4096), strict=True):
         replica.on_models_read = reporting({"id": "tiny", "max_model_len": length})
     four[3].on_models_read = reporting(
@@ -240,7 +238,7 @@ async def test_the_list_has_the_models_of_all_pools_with_the_shortest_length_of_
     assert all(replica.calls == [] for replica in four)
 
 
-async def test_named_models_are_listed_before_another_pool_reports_any(two: list[FakeReplica]) -> None:
+async def test_named_models_are_listed_before_another_pool_reports_any(two):
     first, second = config(two[:1], models=("tiny",)), config(two[1:])
     pools = first.pools[0], replace(second.pools[0], name="any")
     async with routed(replace(first, pools=pools)) as harness, harness.connect() as client:

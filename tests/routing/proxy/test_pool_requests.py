@@ -26,7 +26,7 @@ from routing.schema import (
     load_snapshot,
 )
 from routing.types import TargetId
-from tests.fakes.replica import FakeReplica, answering
+from tests.fakes.replica import answering
 from tests.routing.proxy.harness import (
     Harness,
     Response,
@@ -99,9 +99,7 @@ CLIENTS: list[tuple[str, bytes, list[tuple[list[bytes], dict[str, Any]]], tuple[
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 @pytest.mark.parametrize(("path", "sessions", "keys"), [row[1:] for row in CLIENTS], ids=[row[0] for row in CLIENTS])
-async def test_a_session_stays_where_the_pool_says_that_clients_name_it(
-    path: bytes, sessions: Any, keys: tuple[str, ...], large: bool, three: list[FakeReplica]
-) -> None:
+async def test_a_session_stays_where_the_pool_says_that_clients_name_it(path, sessions, keys, large, three):
     whole = with_pool(config(three, settings=SessionAffinitySettings(slack_s=60)), session_keys=keys)
     padding = "x" * (300_000 if large else 10)
     async with routed(whole) as harness:
@@ -116,7 +114,7 @@ async def test_a_session_stays_where_the_pool_says_that_clients_name_it(
     assert named_otherwise.status == 200
 
 
-async def test_a_key_that_the_pool_does_not_list_is_none(three: list[FakeReplica]) -> None:
+async def test_a_key_that_the_pool_does_not_list_is_none(three):
     whole = config(three, settings=SessionAffinitySettings(slack_s=60))
     for keys, expected in [
         (None, ["affinity", "affinity"]),
@@ -129,7 +127,7 @@ async def test_a_key_that_the_pool_does_not_list_is_none(three: list[FakeReplica
             assert reasons(harness) == expected
 
 
-async def test_the_first_listed_key_that_a_request_has_wins(three: list[FakeReplica]) -> None:
+async def test_the_first_listed_key_that_a_request_has_wins(three):
     whole = with_pool(
         config(three, settings=SessionAffinitySettings(slack_s=60)), session_keys=("body:user", "header:X-Session-ID")
     )
@@ -147,7 +145,7 @@ async def test_the_first_listed_key_that_a_request_has_wins(three: list[FakeRepl
     assert explained["reason"] == "affinity"
 
 
-async def test_the_default_order_is_that_of_the_documented_keys(three: list[FakeReplica]) -> None:
+async def test_the_default_order_is_that_of_the_documented_keys(three):
     whole = config(three, settings=SessionAffinitySettings(slack_s=60))
     headers = [
         b"X-Session-Affinity: e",
@@ -189,7 +187,7 @@ async def test_the_default_order_is_that_of_the_documented_keys(three: list[Fake
         (("header:X-Session-ID", "header:x-session-id"), "listed twice"),
     ],
 )
-def test_a_key_that_can_name_no_session_is_rejected(keys: tuple[str, ...], reason: str) -> None:
+def test_a_key_that_can_name_no_session_is_rejected(keys, reason):
     pool = config([]).pools[0]
     with pytest.raises(ConfigError, match=reason) as raised:
         checked(replace(pool, session_keys=keys))
@@ -201,7 +199,7 @@ def test_a_key_that_can_name_no_session_is_rejected(keys: tuple[str, ...], reaso
 
 
 @pytest.mark.parametrize("path", DataPath)
-def test_every_path_is_documented_and_a_prompt_is_read_where_there_is_one(path: DataPath) -> None:
+def test_every_path_is_documented_and_a_prompt_is_read_where_there_is_one(path):
     readme = Path(routing.__file__).with_name("README.md").read_text("utf-8")
     table = readme.partition("## Paths of the data port")[2].partition("###")[0]
     assert f"`{path}`" in table.replace("POST ", "")
@@ -213,7 +211,7 @@ def test_every_path_is_documented_and_a_prompt_is_read_where_there_is_one(path: 
         assert bool(prompt.data) is (path.endpoint.body is not TokenizeBody)
 
 
-async def test_a_path_that_the_pool_does_not_serve_is_not_found_in_the_form_of_its_api(replica: FakeReplica) -> None:
+async def test_a_path_that_the_pool_does_not_serve_is_not_found_in_the_form_of_its_api(replica):
     replica.script = answering(b'{"id": "resp_1", "object": "response"}')
     whole = with_pool(config([replica]), paths=(DataPath.RESPONSES, DataPath.COUNT_TOKENS))
     async with routed(whole) as harness:
@@ -233,7 +231,7 @@ async def test_a_path_that_the_pool_does_not_serve_is_not_found_in_the_form_of_i
     assert "does not serve" in json.dumps(explained)
 
 
-async def test_stored_responses_belong_to_the_path_that_made_them(replica: FakeReplica) -> None:
+async def test_stored_responses_belong_to_the_path_that_made_them(replica):
     replica.script = answering(b'{"id": "resp_1", "object": "response"}')
     for paths, status in (((DataPath.CHAT_COMPLETIONS,), 404), ((DataPath.RESPONSES,), 200), (None, 200)):
         whole = with_pool(config([replica]), paths=paths)
@@ -242,14 +240,14 @@ async def test_stored_responses_belong_to_the_path_that_made_them(replica: FakeR
             assert (await client.ask(get(b"/v1/responses/" + response_id.encode()))).status == status
 
 
-async def test_a_key_without_the_model_does_not_learn_what_its_pool_serves(replica: FakeReplica) -> None:
+async def test_a_key_without_the_model_does_not_learn_what_its_pool_serves(replica):
     whole = with_pool(with_keys([replica], api_key(models=("tiny",))), paths=(DataPath.COMPLETIONS,))
     async with routed(whole) as harness:
         assert (await ask(harness, CHAT, bearer(), model="large")).status == 403
         assert (await ask(harness, CHAT, bearer())).status == 404
 
 
-def test_a_pool_without_paths_or_with_an_unknown_one_is_rejected() -> None:
+def test_a_pool_without_paths_or_with_an_unknown_one_is_rejected():
     pool = config([]).pools[0]
     with pytest.raises(ConfigError, match="serves nothing"):
         checked(replace(pool, paths=()))

@@ -55,13 +55,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     ],
 )
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "2130706433"])
-async def test_replicas_get_requests_only_at_permitted_addresses(
-    networks: ReplicaNetworks | None,
-    is_permitted: bool,
-    host: str,
-    replica: FakeReplica,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_replicas_get_requests_only_at_permitted_addresses(networks, is_permitted, host, replica, caplog):
     caplog.set_level(logging.WARNING)
     async with routed(restricted(config([replica], health=QUICK), networks, host)) as harness:
         response = await harness.chat()
@@ -79,7 +73,7 @@ async def test_replicas_get_requests_only_at_permitted_addresses(
     assert f"host={host} address=127.0.0.1" in line or f"host={host} address=::1" in line
 
 
-def test_a_name_is_checked_at_each_connection(names: dict[str, list[str]]) -> None:
+def test_a_name_is_checked_at_each_connection(names):
     """DNS rebinding: a name resolves to a replica first and to a metadata service later."""
 
     async def connect_twice() -> None:
@@ -114,20 +108,20 @@ def test_a_name_is_checked_at_each_connection(names: dict[str, list[str]]) -> No
         ["8.8.8.8"],
     ],
 )
-def test_one_forbidden_address_rejects_the_whole_name(addresses: list[str], names: dict[str, list[str]]) -> None:
+def test_one_forbidden_address_rejects_the_whole_name(addresses, names):
     names["engine.example"] = addresses
     address = Address("http://engine.example:8000", networks=LOOPBACK)
     with pytest.raises(PermissionError):
         asyncio.run(permitted_hosts(address))
 
 
-def test_permitted_addresses_are_tried_in_the_resolvers_order(names: dict[str, list[str]]) -> None:
+def test_permitted_addresses_are_tried_in_the_resolvers_order(names):
     names["engine.example"] = ["127.0.0.2", "127.0.0.1", "127.0.0.2"]
     address = Address("http://engine.example:8000", networks=LOOPBACK)
     assert asyncio.run(permitted_hosts(address)) == ["127.0.0.2", "127.0.0.1"]
 
 
-async def test_new_networks_apply_from_the_next_configuration(replica: FakeReplica) -> None:
+async def test_new_networks_apply_from_the_next_configuration(replica):
     configuration = config([replica], health=HealthCheck(interval_s=60))
     async with routed(restricted(configuration, None)) as harness:
         assert (await harness.chat()).status == 200

@@ -10,7 +10,6 @@ import pytest
 from routing.observability.decision_log import DIGEST_PERIOD_S, MAX_DIGESTED_PER_S
 from routing.response_cache.keys import RequestDigests
 from routing.schema import TaskGroupConfig
-from tests.fakes.replica import FakeReplica
 from tests.routing.building import SECRET
 from tests.routing.proxy.harness import Harness, config, post, routed
 
@@ -32,7 +31,7 @@ async def digest_of(
     return digest
 
 
-async def test_requests_with_one_entry_have_one_digest(replica: FakeReplica):
+async def test_requests_with_one_entry_have_one_digest(replica):
     async with routed(config([replica], models=("tiny", "big"), groups=GROUPS)) as harness:
         first = await digest_of(harness, GREEDY)
         same = [
@@ -69,18 +68,18 @@ async def test_requests_with_one_entry_have_one_digest(replica: FakeReplica):
         {"padding": "x" * (300 << 10)},
     ],
 )
-async def test_a_request_that_no_cache_could_answer_has_no_digest(replica: FakeReplica, change):
+async def test_a_request_that_no_cache_could_answer_has_no_digest(replica, change):
     async with routed(config([replica], groups=GROUPS)) as harness:
         assert await digest_of(harness, GREEDY | change) is None
 
 
 @pytest.mark.parametrize("directive", [b"no-store", b"no-cache"])
-async def test_a_client_that_wants_no_stored_response_has_no_digest(replica: FakeReplica, directive):
+async def test_a_client_that_wants_no_stored_response_has_no_digest(replica, directive):
     async with routed(config([replica], groups=GROUPS)) as harness:
         assert await digest_of(harness, GREEDY, b"X-Task-Group: faq", b"Cache-Control: " + directive) is None
 
 
-async def test_the_digest_is_no_part_of_the_entrys_name_and_needs_the_secret(replica: FakeReplica):
+async def test_the_digest_is_no_part_of_the_entrys_name_and_needs_the_secret(replica):
     other = config([replica], groups=GROUPS)
     async with routed(other) as harness:
         first = await digest_of(harness, GREEDY)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -57,9 +56,7 @@ def request_to(method: str, path: bytes, headers: Sequence[bytes] = ()) -> bytes
 
 
 @pytest.mark.parametrize(("method", "suffix"), [("GET", b""), ("DELETE", b""), ("POST", b"/cancel")])
-async def test_a_stored_response_is_at_the_replica_that_made_it(
-    method: str, suffix: bytes, three: list[FakeReplica]
-) -> None:
+async def test_a_stored_response_is_at_the_replica_that_made_it(method, suffix, three):
     for replica in three:
         storing(replica)
     async with routed(config(three)) as harness:
@@ -83,7 +80,7 @@ async def made_by(harness: Harness, headers: Sequence[bytes] = (), **members: ob
     return b"/v1/responses/%b" % json.loads(made.body)["id"].encode(), made.replica
 
 
-async def test_a_streamed_response_is_found_too(two: list[FakeReplica]) -> None:
+async def test_a_streamed_response_is_found_too(two):
     for replica in two:
         storing(replica, is_streamed=True)
     async with routed(config(two)) as harness:
@@ -94,7 +91,7 @@ async def test_a_streamed_response_is_found_too(two: list[FakeReplica]) -> None:
             assert (found.status, found.replica) == (200, made.replica)
 
 
-async def test_the_next_turn_goes_to_the_replica_that_stores_the_previous_one(three: list[FakeReplica]) -> None:
+async def test_the_next_turn_goes_to_the_replica_that_stores_the_previous_one(three):
     for replica in three:
         storing(replica)
     async with routed(config(three, settings=LowestCostSettings())) as harness:
@@ -108,9 +105,7 @@ async def test_the_next_turn_goes_to_the_replica_that_stores_the_previous_one(th
 
 
 @pytest.mark.parametrize("models", [(), ("tiny", "large")])
-async def test_every_router_finds_a_response_also_after_a_restart(
-    models: tuple[str, ...], three: list[FakeReplica]
-) -> None:
+async def test_every_router_finds_a_response_also_after_a_restart(models, three):
     for replica in three:
         storing(replica)
     async with routed(config(three, models=models)) as harness:
@@ -156,7 +151,7 @@ async def test_every_router_finds_a_response_also_after_a_restart(
         b"/v1/x/%2e%2e/chat/completions",
     ],
 )
-async def test_odd_paths_are_not_found_and_reach_no_replica(path: bytes, replica: FakeReplica) -> None:
+async def test_odd_paths_are_not_found_and_reach_no_replica(path, replica):
     async with routed(config([replica])) as harness:
         for method in ("GET", "POST", "DELETE"):
             response = await harness.send(request_to(method, path))
@@ -176,7 +171,7 @@ async def test_odd_paths_are_not_found_and_reach_no_replica(path: bytes, replica
         ("POST", b"/health", "GET, HEAD"),
     ],
 )
-async def test_other_methods_are_rejected(method: str, path: bytes, allowed: str, replica: FakeReplica) -> None:
+async def test_other_methods_are_rejected(method, path, allowed, replica):
     async with routed(config([replica])) as harness:
         response = await harness.send(request_to(method, path))
     assert (response.status, response.headers["allow"], replica.calls) == (405, allowed, [])
@@ -192,9 +187,7 @@ async def test_other_methods_are_rejected(method: str, path: bytes, allowed: str
         ({}, {"models": ("tiny",)}),
     ],
 )
-async def test_a_caller_reaches_no_response_of_another(
-    maker: dict[str, Any], other: dict[str, Any], replica: FakeReplica
-) -> None:
+async def test_a_caller_reaches_no_response_of_another(maker, other, replica):
     storing(replica)
     keys = Access(keys=(api_key("red", **maker), api_key("blue", OTHER, **other)))
     routers = replace(config([replica], models=("tiny",)), access=keys)
@@ -222,7 +215,7 @@ async def test_a_caller_reaches_no_response_of_another(
         assert [(await harness.send(get(path, [bearer(key)]))).status for key in (KEY, OTHER)] == [200, 404]
 
 
-async def test_keys_of_a_tenant_share_responses_of_the_models_that_they_may_use(replica: FakeReplica) -> None:
+async def test_keys_of_a_tenant_share_responses_of_the_models_that_they_may_use(replica):
     storing(replica)
     keys = api_key("one", tenant="red"), api_key("two", OTHER, tenant="red", models=("large",))
     async with routed(replace(config([replica], models=("tiny", "large")), access=Access(keys=keys))) as harness:
@@ -243,7 +236,7 @@ async def test_keys_of_a_tenant_share_responses_of_the_models_that_they_may_use(
         b'"input":"%b","request_id":"resp_chosen"' % (b"x" * 300_000),
     ],
 )
-async def test_clients_do_not_choose_the_ids_of_responses(member: bytes, replica: FakeReplica) -> None:
+async def test_clients_do_not_choose_the_ids_of_responses(member, replica):
     storing(replica)
     async with routed(config([replica])) as harness:
         response = await harness.send(post(RESPONSES, b'{"model":"tiny",' + member + b"}"))
@@ -252,7 +245,7 @@ async def test_clients_do_not_choose_the_ids_of_responses(member: bytes, replica
     assert b"chosen" not in replica.calls[0].body
 
 
-async def test_a_body_in_which_an_id_may_hide_is_rejected(replica: FakeReplica) -> None:
+async def test_a_body_in_which_an_id_may_hide_is_rejected(replica):
     async with routed(config([replica])) as harness:
         response = await harness.send(post(RESPONSES, b'{"model":"tiny","request_id":"a","\xff":1}'))
     assert (response.status, replica.calls) == (400, [])
@@ -261,7 +254,7 @@ async def test_a_body_in_which_an_id_may_hide_is_rejected(replica: FakeReplica) 
 # --- models ---
 
 
-async def test_one_model_is_shown_as_in_the_list(replica: FakeReplica) -> None:
+async def test_one_model_is_shown_as_in_the_list(replica):
     named = config([replica], models=("org/tiny", "large"))
     pool = replace(named.pools[0], aliases=(Alias(name="gpt", model="large"),))
     async with routed(replace(named, pools=(pool,))) as harness:
@@ -275,14 +268,14 @@ async def test_one_model_is_shown_as_in_the_list(replica: FakeReplica) -> None:
     assert replica.calls == []
 
 
-async def test_a_pool_of_any_model_asks_a_replica(replica: FakeReplica) -> None:
+async def test_a_pool_of_any_model_asks_a_replica(replica):
     replica.script = answering(b'{"id":"other"}')
     async with routed(config([replica])) as harness:
         assert (await harness.send(get(b"/v1/models/org/other"))).body == b'{"id":"other"}'
     assert replica.calls[0].line == b"GET /v1/models/org/other HTTP/1.1"
 
 
-async def test_a_key_sees_only_its_models(replica: FakeReplica) -> None:
+async def test_a_key_sees_only_its_models(replica):
     named = config([replica], models=("tiny", "large"))
     async with routed(replace(named, access=Access(keys=(api_key(models=("tiny",)),)))) as harness:
         statuses = [(await harness.send(get(b"/v1/models/" + name, [bearer()]))).status for name in (b"tiny", b"large")]
@@ -301,7 +294,7 @@ def audio(model: bytes = b"tiny", extra: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("path", [b"/v1/audio/transcriptions", b"/v1/audio/translations"])
-async def test_audio_goes_to_the_pool_of_its_model_unchanged(path: bytes, two: list[FakeReplica]) -> None:
+async def test_audio_goes_to_the_pool_of_its_model_unchanged(path, two):
     first, second = config(two[:1], models=("tiny",)), config(two[1:], models=("whisper",))
     pools = (first.pools[0], replace(second.pools[0], name="audio"))
     async with routed(replace(first, pools=pools)) as harness:
@@ -317,7 +310,7 @@ async def test_audio_goes_to_the_pool_of_its_model_unchanged(path: bytes, two: l
     assert [unknown.status, malformed.status, untyped.status] == [404, 400, 400]
 
 
-async def test_a_form_with_an_alias_gets_the_models_own_name(replica: FakeReplica) -> None:
+async def test_a_form_with_an_alias_gets_the_models_own_name(replica):
     named = config([replica], models=("tiny",))
     pool = replace(named.pools[0], aliases=(Alias(name="whisper-1", model="tiny"),), caps=Caps(n=2))
     keys: tuple[ApiKey, ...] = (api_key(models=("tiny",), tenant="red"),)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from routing.schema import Limits
-from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, plain_answer, raw, sse
+from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, chunk, plain_answer, raw, sse
 from tests.routing.proxy.harness import CHAT, Harness, config, get, post, routed
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -18,7 +18,7 @@ JSON = b"Content-Type: application/json\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 
 
-async def test_an_incomplete_response_is_a_replica_error_and_not_retried(two: list[FakeReplica]) -> None:
+async def test_an_incomplete_response_is_a_replica_error_and_not_retried(two):
     for replica in two:
         replica.script = raw(OK + JSON + CHUNKED + b"\r\n" + chunk(b"hello"), then_close=True)
     async with routed(config(two)) as harness:
@@ -30,7 +30,7 @@ async def test_an_incomplete_response_is_a_replica_error_and_not_retried(two: li
     assert sum(len(replica.calls) for replica in two) == 1
 
 
-async def test_an_incomplete_response_without_length_ends_with_a_reset(replica: FakeReplica) -> None:
+async def test_an_incomplete_response_without_length_ends_with_a_reset(replica):
     async def script(call: Call) -> None:
         await call.send(OK + JSON + b"\r\nhel")
         await call.reader.read(1)  # until the client has the first bytes
@@ -46,7 +46,7 @@ async def test_an_incomplete_response_without_length_ends_with_a_reset(replica: 
 
 
 @pytest.mark.parametrize("is_inside_event", [False, True])
-async def test_a_broken_stream_ends_with_one_error_event(is_inside_event: bool, two: list[FakeReplica]) -> None:
+async def test_a_broken_stream_ends_with_one_error_event(is_inside_event, two):
     events = sse({"n": 1}) + (b'data: {"n": ' if is_inside_event else b"")
     for replica in two:
         replica.script = raw(STREAM_HEAD + chunk(events), then_close=True)
@@ -63,7 +63,7 @@ async def test_a_broken_stream_ends_with_one_error_event(is_inside_event: bool, 
     assert sum(len(replica.calls) for replica in two) == 1
 
 
-async def test_chunks_of_one_read_leave_as_one(replica: FakeReplica) -> None:
+async def test_chunks_of_one_read_leave_as_one(replica):
     chunks = [chunk(sse({"n": n})) for n in range(50)]
     replica.script = raw(STREAM_HEAD + b"".join(chunks) + LAST_CHUNK)
     async with routed(config([replica])) as harness, harness.connect() as client:
@@ -74,7 +74,7 @@ async def test_chunks_of_one_read_leave_as_one(replica: FakeReplica) -> None:
     assert b"Transfer-Encoding: chunked" in head
 
 
-async def test_the_head_is_held_until_the_first_byte_of_the_body(replica: FakeReplica) -> None:
+async def test_the_head_is_held_until_the_first_byte_of_the_body(replica):
     go = asyncio.Event()
 
     async def script(call: Call) -> None:
@@ -94,7 +94,7 @@ async def test_the_head_is_held_until_the_first_byte_of_the_body(replica: FakeRe
 
 
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
-async def test_single_events_are_relayed_one_by_one(version: bytes, replica: FakeReplica) -> None:
+async def test_single_events_are_relayed_one_by_one(version, replica):
     events = [sse({"n": n, "text": "x" * (n * 40)}) for n in range(40)]  # up to 1.6 KB
     received = asyncio.Semaphore(1)
 
@@ -118,7 +118,7 @@ async def test_single_events_are_relayed_one_by_one(version: bytes, replica: Fak
     assert rest == (b"" if version == b"1.0" else LAST_CHUNK)
 
 
-async def test_endless_trailers_are_not_stored(replica: FakeReplica) -> None:
+async def test_endless_trailers_are_not_stored(replica):
     async def script(call: Call) -> None:
         await call.send(STREAM_HEAD, chunk(b"data: hello\n\n"), b"0\r\n")
         for _ in range(200):
@@ -135,7 +135,7 @@ async def test_endless_trailers_are_not_stored(replica: FakeReplica) -> None:
     assert len(upstream._headers) == 0
 
 
-async def test_head_requests_get_a_head_of_the_routers_own_because_engines_have_none(replica: FakeReplica) -> None:
+async def test_head_requests_get_a_head_of_the_routers_own_because_engines_have_none(replica):
     async with routed(config([replica])) as harness, harness.connect() as client:
         for path in (b"/v1/models", b"/v1/models/org/other", b"/health"):
             await client.send(get(path, method=b"HEAD"))
@@ -143,7 +143,7 @@ async def test_head_requests_get_a_head_of_the_routers_own_because_engines_have_
     assert replica.calls == []
 
 
-async def test_a_slash_after_the_path_makes_no_difference(replica: FakeReplica) -> None:
+async def test_a_slash_after_the_path_makes_no_difference(replica):
     async with routed(config([replica])) as harness, harness.connect() as client:
         await client.send(post(CHAT + b"/"), post(CHAT + b"/?a=/"), post(CHAT + b"//"), post(b"/"))
         statuses = [(await client.read_response()).status for _ in range(4)]
@@ -184,9 +184,7 @@ RESPONSES = {"usage": {"input_tokens": 431, "input_tokens_details": {"cached_tok
         ),
     ],
 )
-async def test_usage_is_read_from_the_response(
-    sent: bytes, expected: tuple[int | None, int | None], replica: FakeReplica
-) -> None:
+async def test_usage_is_read_from_the_response(sent, expected, replica):
     replica.script = raw(sent)
     async with routed(config([replica])) as harness:
         await harness.chat()
@@ -249,7 +247,7 @@ async def send(harness: Harness, case: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("case", captured("ok", "errors", "auth-queue-drain"))
-async def test_a_response_reaches_the_client_as_the_engine_sent_it(replica: FakeReplica, case: dict[str, Any]) -> None:
+async def test_a_response_reaches_the_client_as_the_engine_sent_it(replica, case):
     expected = case["response"]
 
     async def engine(call: Call) -> None:
@@ -290,7 +288,7 @@ SEVERAL = next(case.values[0] for case in captured("ok") if case.id == "chat-str
 
 @pytest.mark.parametrize("case", [SEVERAL, of_completions(SEVERAL)], ids=["chat", "completions"])
 @pytest.mark.parametrize("asks", [False, True])
-async def test_several_choices_are_the_same_as_well(replica: FakeReplica, case: dict[str, Any], asks: bool) -> None:
+async def test_several_choices_are_the_same_as_well(replica, case, asks):
     """The fingerprint is known from an earlier stream; a client that closes at the end has it all."""
     closes = False
 
@@ -320,9 +318,7 @@ async def test_several_choices_are_the_same_as_well(replica: FakeReplica, case: 
 
 @pytest.mark.parametrize("case", [case for case in captured("ok") if case.id.endswith("-stream")])
 @pytest.mark.parametrize("pieces", ["events", "together", "cut"])
-async def test_a_stream_is_the_same_if_the_router_asks_for_its_usage(
-    replica: FakeReplica, case: dict[str, Any], pieces: str
-) -> None:
+async def test_a_stream_is_the_same_if_the_router_asks_for_its_usage(replica, case, pieces):
     requested = []
 
     async def engine(call: Call) -> None:

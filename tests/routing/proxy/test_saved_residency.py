@@ -53,7 +53,7 @@ async def reasons_after_restart(snapshot: RouterConfig, folder: Path) -> set[str
         return {reason for _, reason in await placements(harness)}
 
 
-async def test_a_restarted_router_finds_what_it_has_sent(three: list[FakeReplica], tmp_path: Path) -> None:
+async def test_a_restarted_router_finds_what_it_has_sent(three, tmp_path):
     before = await fill(snapshot_of(three), tmp_path)
 
     async with router(snapshot_of(three), tmp_path) as harness:
@@ -74,9 +74,7 @@ async def until_saved(harness: Harness, file: Path) -> None:
     await harness.until(lambda: written_at(file) > before, "a snapshot")
 
 
-async def test_a_router_that_is_killed_has_saved_before(
-    three: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_router_that_is_killed_has_saved_before(three, tmp_path, monkeypatch):
     monkeypatch.setattr(saved_residency, "SAVE_S", 0.02)
     file = tmp_path / "residency-0"
     async with routed(snapshot_of(three), state_dir=tmp_path) as harness:
@@ -97,9 +95,7 @@ def started(age_s: float, clock_ahead_s: float) -> tuple[Callable[[], bytes], by
 
 
 @pytest.mark.parametrize("clock_ahead_s", [0.0, 3 * DAY_S, -3 * DAY_S])
-async def test_what_an_engine_had_before_its_restart_is_forgotten(
-    three: list[FakeReplica], tmp_path: Path, clock_ahead_s: float
-) -> None:
+async def test_what_an_engine_had_before_its_restart_is_forgotten(three, tmp_path, clock_ahead_s):
     before = await fill(snapshot_of(three), tmp_path)
     for replica, age_s in zip(three, (DAY_S, DAY_S, 0.0), strict=True):
         replica.metrics, replica.metrics_headers = started(age_s, clock_ahead_s)
@@ -113,9 +109,7 @@ async def test_what_an_engine_had_before_its_restart_is_forgotten(
     assert reasons == {three[0].name: {"hit"}, three[1].name: {"hit"}, three[2].name: {"cold"}}
 
 
-async def test_a_late_response_of_an_engine_counts_too(
-    three: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_late_response_of_an_engine_counts_too(three, tmp_path, monkeypatch):
     monkeypatch.setattr(saved_residency, "CHECK_S", 0.01)
     monkeypatch.setattr(saved_residency, "CHECK_PAUSE_S", 0.05)
     await fill(snapshot_of(three), tmp_path)
@@ -137,9 +131,7 @@ async def test_a_late_response_of_an_engine_counts_too(
         (b"process_start_time_seconds 1\n", b"X-Long: %b\r\n" % (b"x" * 70_000)),
     ],
 )
-async def test_unusable_metrics_of_an_engine_forget_nothing(
-    three: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, headers: bytes
-) -> None:
+async def test_unusable_metrics_of_an_engine_forget_nothing(three, tmp_path, monkeypatch, text, headers):
     monkeypatch.setattr(saved_residency, "CHECK_S", 0.2)
     await fill(snapshot_of(three), tmp_path)
     for replica in three:
@@ -149,9 +141,7 @@ async def test_unusable_metrics_of_an_engine_forget_nothing(
 
 
 @pytest.mark.parametrize("change", ["secret", "url", "damage", "cut", "age"])
-async def test_a_file_that_no_longer_applies_is_ignored(
-    three: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
+async def test_a_file_that_no_longer_applies_is_ignored(three, tmp_path, monkeypatch, change):
     snapshot, file = snapshot_of(three), tmp_path / "residency-0"
     await fill(snapshot, tmp_path)
     data = file.read_bytes()
@@ -171,7 +161,7 @@ async def test_a_file_that_no_longer_applies_is_ignored(
         assert await reasons_after_restart(snapshot, tmp_path) == {"cold"}
 
 
-async def test_prompts_of_removed_replicas_are_ignored(three: list[FakeReplica], tmp_path: Path) -> None:
+async def test_prompts_of_removed_replicas_are_ignored(three, tmp_path):
     before = await fill(snapshot_of(three), tmp_path)
     async with router(snapshot_of(three[:2]), tmp_path) as harness:
         after = await placements(harness)
@@ -179,7 +169,7 @@ async def test_prompts_of_removed_replicas_are_ignored(three: list[FakeReplica],
         assert reason == ("cold" if replica == three[2].name else "hit")
 
 
-async def test_the_file_is_private_and_has_no_text(three: list[FakeReplica], tmp_path: Path) -> None:
+async def test_the_file_is_private_and_has_no_text(three, tmp_path):
     await fill(snapshot_of(three), tmp_path)
     file = tmp_path / "residency-0"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -188,9 +178,7 @@ async def test_the_file_is_private_and_has_no_text(three: list[FakeReplica], tmp
     assert b"Document" not in data
 
 
-async def test_a_full_disk_leaves_the_last_snapshot_and_is_logged(
-    three: list[FakeReplica], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_full_disk_leaves_the_last_snapshot_and_is_logged(three, tmp_path, caplog):
     await fill(snapshot_of(three), tmp_path)
     (tmp_path / "residency-0.new").symlink_to("/dev/full")
     assert await reasons_after_restart(snapshot_of(three), tmp_path) == {"hit"}
@@ -198,9 +186,7 @@ async def test_a_full_disk_leaves_the_last_snapshot_and_is_logged(
     assert await reasons_after_restart(snapshot_of(three), tmp_path) == {"hit"}
 
 
-async def test_a_file_has_a_bounded_size(
-    three: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_file_has_a_bounded_size(three, tmp_path, monkeypatch):
     monkeypatch.setattr(saved_residency, "MAX_BYTES", 1000)
     before = await fill(snapshot_of(three), tmp_path)
     assert (tmp_path / "residency-0").stat().st_size < 1500

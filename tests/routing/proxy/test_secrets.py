@@ -90,9 +90,7 @@ def everything_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("sent", SAID)
-async def test_nothing_that_a_client_sends_is_logged(
-    sent: str, replica: FakeReplica, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_nothing_that_a_client_sends_is_logged(sent, replica, caplog):
     snapshot = config([replica], settings=PrefixHashSettings(), models=("tiny",), limits=LIMITS)
     async with routed(snapshot) as harness:
         await say(harness, SAID[sent])
@@ -101,9 +99,7 @@ async def test_nothing_that_a_client_sends_is_logged(
 
 
 @pytest.mark.parametrize("answered", ANSWERED)
-async def test_nothing_that_a_replica_sends_is_logged(
-    answered: str, two: list[FakeReplica], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_nothing_that_a_replica_sends_is_logged(answered, two, caplog):
     for replica in two:
         replica.script = ANSWERED[answered]
         replica.health_status = 500
@@ -114,9 +110,7 @@ async def test_nothing_that_a_replica_sends_is_logged(
     assert "tripwire" not in caplog.text
 
 
-async def test_internal_errors_of_explanations_quote_nothing(
-    replica: FakeReplica, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_internal_errors_of_explanations_quote_nothing(replica, caplog, monkeypatch):
     def fail(*_: object) -> None:
         raise ValueError("tripwire-prompt")
 
@@ -160,9 +154,7 @@ ONCE = answering(ECHO)
 
 
 @pytest.mark.parametrize("case", GUARDED)
-async def test_keys_of_clients_and_replicas_are_never_shown(
-    case: str, replica: FakeReplica, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_keys_of_clients_and_replicas_are_never_shown(case, replica, caplog):
     sent, status = GUARDED[case]
     if case == "over a rate":
         replica.script = ONCE
@@ -193,9 +185,7 @@ async def test_keys_of_clients_and_replicas_are_never_shown(
 
 
 @pytest.mark.parametrize("field", ["digest", "api_key", "hash_secret"])
-async def test_a_rejected_configuration_keeps_its_secrets(
-    field: str, replica: FakeReplica, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_rejected_configuration_keeps_its_secrets(field, replica, caplog):
     document = json.loads(dump_snapshot(with_keys(replica), 2).document)
     del document["sha256"]
     fields = {

@@ -7,9 +7,8 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 
 import pytest
 
@@ -23,13 +22,13 @@ from routing.server import serve
 from routing.settings import read_settings
 from routing.singleprocess import SingleProcess
 from tests.fakes.certificates import Authority
-from tests.fakes.replica import Call, FakeReplica, Held, answering, hanging, plain_answer, sse
+from tests.fakes.replica import Call, Held, answering, hanging, plain_answer, sse
 from tests.routing.proxy.harness import CHAT, DEADLINE_S, SOCKET_BYTES, config, get, narrow, post, routed
 
 LARGE = 60_000  # bytes: more than the kernel buffers, and one read of the replica
 
 
-async def test_a_draining_router_finishes_running_requests(replica: FakeReplica) -> None:
+async def test_a_draining_router_finishes_running_requests(replica):
     replica.script = held_response = Held()
     async with routed(config([replica])) as harness, harness.connect() as idle, harness.connect() as busy:
         await idle.ask(get(b"/health"))
@@ -43,22 +42,20 @@ async def test_a_draining_router_finishes_running_requests(replica: FakeReplica)
         assert not draining.done()
         held_response.go.set()
         assert (await busy.read_response()).body == sse({"n": 1}) + sse({"n": 2})
-        async with asyncio.timeout(15):
-            await draining
+        await ended(draining)
         await harness.at_rest()
 
 
-async def test_draining_ends_at_its_timeout(replica: FakeReplica) -> None:
+async def test_draining_ends_at_its_timeout(replica):
 
     replica.script = hanging
     async with routed(config([replica], limits=Limits(drain_timeout_s=0.1))) as harness, harness.connect() as client:
         await client.send(post(CHAT))
         await replica.wait_calls(1)
-        async with asyncio.timeout(10):
-            await harness.server.data.drain()
+        await ended(harness.server.data.drain())
 
 
-async def test_new_and_incomplete_requests_are_answered_and_their_connections_closed(replica: FakeReplica) -> None:
+async def test_new_and_incomplete_requests_are_answered_and_their_connections_closed(replica):
     async with routed(config([replica])) as harness, harness.connect() as fresh, harness.connect() as incomplete:
         await incomplete.send(post(CHAT)[:-5])
         await harness.until(lambda: len(harness.router.clients) == 2, "both connections")
@@ -71,14 +68,11 @@ async def test_new_and_incomplete_requests_are_answered_and_their_connections_cl
             response = await client.read_response()
             assert (response.status, response.headers["connection"]) == (200, "close")
             assert await client.read_all() == b""
-        async with asyncio.timeout(15):
-            await draining
+        await ended(draining)
         await harness.at_rest()
 
 
-async def test_idle_connections_may_send_one_more_request_during_a_handover(
-    replica: FakeReplica,
-) -> None:
+async def test_idle_connections_may_send_one_more_request_during_a_handover(replica):
     async with routed(config([replica])) as harness, harness.connect() as idle, harness.connect() as silent:
         for client in (idle, silent):
             await client.ask(get(b"/health"))
@@ -87,15 +81,12 @@ async def test_idle_connections_may_send_one_more_request_during_a_handover(
         response = await idle.ask(post(CHAT))
         assert (response.status, response.headers["connection"]) == (200, "close")
         assert await silent.read_all() == b""
-        async with asyncio.timeout(15):
-            await draining
+        await ended(draining)
 
 
-async def test_a_connection_without_a_request_delays_nothing(replica: FakeReplica) -> None:
-    async with routed(config([replica])) as harness, harness.connect():
-        await harness.until(lambda: bool(harness.router.clients), "the connection")
-        async with asyncio.timeout(15):
-            await harness.server.data.drain()
+async def ended(draining: Awaitable[None]) -> None:
+    async with asyncio.timeout(15):
+        await draining
 
 
 async def goes_on(draining: asyncio.Task[None]) -> None:
@@ -105,7 +96,7 @@ async def goes_on(draining: asyncio.Task[None]) -> None:
             await asyncio.shield(draining)
 
 
-async def test_a_slow_client_receives_its_whole_response(replica: FakeReplica) -> None:
+async def test_a_slow_client_receives_its_whole_response(replica):
     """The replica has sent the whole response long before."""
     replica.script = answering(b"x" * LARGE)
     async with routed(config([replica])) as harness, narrow(harness) as client:
@@ -117,11 +108,10 @@ async def test_a_slow_client_receives_its_whole_response(replica: FakeReplica) -
         client.writer.transport.resume_reading()
         assert len((await client.read_response()).body) == LARGE
         assert await client.read_all() == b""
-        async with asyncio.timeout(15):
-            await draining
+        await ended(draining)
 
 
-async def test_a_slow_client_receives_its_whole_response_over_tls(tmp_path: Path, replica: FakeReplica) -> None:
+async def test_a_slow_client_receives_its_whole_response_over_tls(tmp_path, replica):
     authority, replica.script = Authority(tmp_path), answering(b"x" * LARGE)
     certificate = authority.issue("router")
     files = TlsFiles(str(certificate.path), str(certificate.key))
@@ -145,22 +135,20 @@ async def test_a_slow_client_receives_its_whole_response_over_tls(tmp_path: Path
             draining = asyncio.create_task(harness.server.data.drain())
             await goes_on(draining)
             assert len((await asyncio.to_thread(read, client)).partition(b"\r\n\r\n")[2]) == LARGE
-        async with asyncio.timeout(15):
-            await draining
+        await ended(draining)
 
 
-async def test_a_client_that_never_reads_delays_only_until_the_timeout(replica: FakeReplica) -> None:
+async def test_a_client_that_never_reads_delays_only_until_the_timeout(replica):
     replica.script = answering(b"x" * LARGE)
     limits = Limits(drain_timeout_s=0.5)
     async with routed(config([replica], limits=limits)) as harness, narrow(harness) as client:
         client.writer.write(post(CHAT))
         await replica.wait_calls(1)
         await harness.at_rest()
-        async with asyncio.timeout(15):
-            await harness.server.data.drain()
+        await ended(harness.server.data.drain())
 
 
-async def test_a_stalled_body_is_rejected(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stalled_body_is_rejected(replica, monkeypatch):
     monkeypatch.setattr(shutdown, "FIRST_BYTE_S", 0.1)
     async with routed(config([replica])) as harness, harness.connect() as incomplete, harness.connect() as silent:
         await incomplete.send(post(CHAT)[:-5])
@@ -174,9 +162,7 @@ async def test_a_stalled_body_is_rejected(replica: FakeReplica, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("uploads_s", "status"), [(5.0, 200), (0.5, 503)])
-async def test_a_moving_body_is_received_up_to_a_limit(
-    uploads_s: float, status: int, replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_moving_body_is_received_up_to_a_limit(uploads_s, status, replica, monkeypatch):
     monkeypatch.setattr(shutdown, "FIRST_BYTE_S", 0.4)
     monkeypatch.setattr(shutdown, "UPLOADS_S", uploads_s)
     whole = post(CHAT)
@@ -189,13 +175,10 @@ async def test_a_moving_body_is_received_up_to_a_limit(
                 await asyncio.sleep(0.1)
                 await client.send(whole[at : at + 1])
         assert (await client.read_response()).status == status
-        async with asyncio.timeout(15):
-            await draining
+        await ended(draining)
 
 
-async def test_half_a_request_behind_an_answered_one_delays_nothing(
-    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_half_a_request_behind_an_answered_one_delays_nothing(replica, monkeypatch):
     monkeypatch.setattr(shutdown, "FIRST_BYTE_S", 60.0)
     monkeypatch.setattr(shutdown, "UPLOADS_S", 60.0)
     go = asyncio.Event()
@@ -212,11 +195,10 @@ async def test_half_a_request_behind_an_answered_one_delays_nothing(
         await harness.until(lambda: harness.router.is_draining, "the drain")
         go.set()
         assert (await client.read_response()).headers["connection"] == "close"
-        async with asyncio.timeout(15):
-            await draining
+        await ended(draining)
 
 
-async def test_errors_while_draining_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_errors_while_draining_are_raised(tmp_path, monkeypatch):
     async def fail(_: object) -> None:
         raise RuntimeError("a mistake of ours")
 
@@ -273,9 +255,7 @@ async def pair(leaving: int, staying: int) -> tuple[list[Sockets], list[Sockets]
 
 
 @pytest.mark.parametrize(("leaving", "staying"), [(1, 1), (2, 2), (1, 3), (3, 1)])
-async def test_new_connections_are_diverted_to_the_other_sockets(
-    leaving: int, staying: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_new_connections_are_diverted_to_the_other_sockets(leaving, staying, monkeypatch):
     monkeypatch.setattr(sockets, "HANDSHAKE_S", 0.0)
     with sharing(*await pair(leaving, staying)) as (port, old, new):
         with connections(port, 60):
@@ -292,7 +272,7 @@ async def test_new_connections_are_diverted_to_the_other_sockets(
         assert all(counts)
 
 
-async def test_sockets_close_only_with_empty_accept_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sockets_close_only_with_empty_accept_queues(monkeypatch):
     monkeypatch.setattr(sockets, "HANDSHAKE_S", 0.0)
     with sharing(*await pair(1, 1)) as (port, old, _), connections(port, 60):
         assert accept_queue_length(old[0]) > 0
@@ -300,11 +280,10 @@ async def test_sockets_close_only_with_empty_accept_queues(monkeypatch: pytest.M
         await asyncio.sleep(0)
         assert not leaving.done()
         accept_all(old)
-        async with asyncio.timeout(15):
-            await leaving
+        await ended(leaving)
 
 
-async def test_a_port_in_use_is_shared_only_on_request() -> None:
+async def test_a_port_in_use_is_shared_only_on_request():
     [[first]] = await bind("127.0.0.1", 0, count=1, reuse_port=False)
     first.listen(1)
     port = first.getsockname()[1]
@@ -316,7 +295,7 @@ async def test_a_port_in_use_is_shared_only_on_request() -> None:
         listener.close()
 
 
-async def test_every_address_of_a_name_has_its_sockets() -> None:
+async def test_every_address_of_a_name_has_its_sockets():
     slots = await bind("localhost", 0, count=2, reuse_port=False)
     assert len(slots) == 2
     assert len({listener.family for listener in slots[0]}) == len(slots[0])
@@ -324,7 +303,7 @@ async def test_every_address_of_a_name_has_its_sockets() -> None:
         listener.close()
 
 
-async def test_a_failed_bind_leaves_no_socket_open(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_bind_leaves_no_socket_open(monkeypatch):
     opened: Sockets = []
     really_open = sockets._bound
 

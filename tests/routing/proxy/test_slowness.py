@@ -74,9 +74,7 @@ async def going(load: Load) -> AsyncIterator[None]:
         await asyncio.wait([asking])
 
 
-async def test_a_trickling_replica_is_ejected_within_five_seconds(
-    four: list[FakeReplica],
-) -> None:
+async def test_a_trickling_replica_is_ejected_within_five_seconds(four):
     """At the defaults: one event in 4 s, with normal first bytes."""
     engines_made = engines(four)
     slow_index = random.Random(7).randrange(4)
@@ -96,7 +94,7 @@ async def test_a_trickling_replica_is_ejected_within_five_seconds(
         await harness.at_rest()
 
 
-async def test_a_replica_with_late_first_bytes_is_ejected(four: list[FakeReplica]) -> None:
+async def test_a_replica_with_late_first_bytes_is_ejected(four):
     engines_made = engines(four)
     async with routed(config(four, breaker=SOONER)) as harness:
         load = Load(harness, rate=80)
@@ -113,7 +111,7 @@ async def test_a_replica_with_late_first_bytes_is_ejected(four: list[FakeReplica
         await harness.at_rest()
 
 
-async def test_a_slow_replica_is_probed_until_a_whole_response_and_then_starts_slowly(four: list[FakeReplica]) -> None:
+async def test_a_slow_replica_is_probed_until_a_whole_response_and_then_starts_slowly(four):
     engines_made = engines(four)
     async with routed(config(four, breaker=SOONER)) as harness:
         load = Load(harness, rate=60)

@@ -119,9 +119,7 @@ def with_pool(configuration: RouterConfig, **changes: object) -> RouterConfig:
 
 
 @pytest.mark.parametrize("stops", [Engine.hang, Engine.stop], ids=["engine", "all processes"])
-async def test_a_stalled_replica_is_ejected_and_its_requests_are_retried(
-    stops: Callable[[Engine], None], two: list[FakeReplica]
-) -> None:
+async def test_a_stalled_replica_is_ejected_and_its_requests_are_retried(stops, two):
     first, _ = (Engine(replica) for replica in two)
     async with routed(config(two, breaker=QUICK, health=PATIENT)) as harness:
         clients = Clients(harness)
@@ -139,7 +137,7 @@ async def test_a_stalled_replica_is_ejected_and_its_requests_are_retried(
 
 
 @pytest.mark.parametrize("is_prefilling", [False, True], ids=["decode", "prefill"])
-async def test_a_slow_engine_that_makes_progress_stays(is_prefilling: bool, two: list[FakeReplica]) -> None:
+async def test_a_slow_engine_that_makes_progress_stays(is_prefilling, two):
     """Five times ``stall_s`` without a byte; no probe is sent."""
     for replica in two:
         Engine(replica, response_s=2.0, is_prefilling=is_prefilling)
@@ -150,7 +148,7 @@ async def test_a_slow_engine_that_makes_progress_stays(is_prefilling: bool, two:
         assert all(replica.reads < 30 for replica in two), "at most one every third of stall_s"
 
 
-async def test_fast_responses_trigger_no_engine_check(two: list[FakeReplica]) -> None:
+async def test_fast_responses_trigger_no_engine_check(two):
     for replica in two:
         Engine(replica)
     async with routed(config(two, health=PATIENT)) as harness:
@@ -159,7 +157,7 @@ async def test_fast_responses_trigger_no_engine_check(two: list[FakeReplica]) ->
         assert [(replica.reads, replica.token_probes) for replica in two] == [(0, []), (0, [])]
 
 
-async def test_an_idle_engine_that_answers_a_probe_stays(two: list[FakeReplica]) -> None:
+async def test_an_idle_engine_that_answers_a_probe_stays(two):
     """Its API server fetches an image for five times ``stall_s``; probes come at growing intervals."""
 
     async def fetching(call: Call) -> None:
@@ -177,9 +175,7 @@ async def test_an_idle_engine_that_answers_a_probe_stays(two: list[FakeReplica])
 
 
 @pytest.mark.parametrize("knows_requests", [True, False])
-async def test_an_engine_that_rejects_the_probe_is_stalled_if_it_has_requests(
-    knows_requests: bool, two: list[FakeReplica]
-) -> None:
+async def test_an_engine_that_rejects_the_probe_is_stalled_if_it_has_requests(knows_requests, two):
     first, second = (Engine(replica, knows_requests=knows_requests) for replica in two)
     for replica in two:
         replica.on_token_probe = answering(b'{"error":"Unauthorized"}', status=401)
@@ -196,7 +192,7 @@ async def test_an_engine_that_rejects_the_probe_is_stalled_if_it_has_requests(
         assert second.running == 0
 
 
-async def test_an_engine_without_counters_gets_the_time_of_the_whole_prefill(two: list[FakeReplica]) -> None:
+async def test_an_engine_without_counters_gets_the_time_of_the_whole_prefill(two):
     """Without a known rate 8,000 tokens may take 24 s, a few words almost nothing."""
     for replica in two:
         replica.on_token_probe = hanging
@@ -220,7 +216,7 @@ async def test_an_engine_without_counters_gets_the_time_of_the_whole_prefill(two
         assert len(harness.router.balancer.breakers.ejections) == 1
 
 
-async def test_late_counters_are_no_stall(two: list[FakeReplica]) -> None:
+async def test_late_counters_are_no_stall(two):
     """``/metrics`` takes 0.3 s, three quarters of ``stall_s``, and the probe waits too."""
     for replica in two:
         engine = Engine(replica, response_s=1.5)
@@ -233,7 +229,7 @@ async def test_late_counters_are_no_stall(two: list[FakeReplica]) -> None:
         assert harness.router.balancer.breakers.ejections == {}
 
 
-async def test_a_probe_has_the_pools_model_and_the_replicas_key(two: list[FakeReplica]) -> None:
+async def test_a_probe_has_the_pools_model_and_the_replicas_key(two):
     first, _ = (Engine(replica) for replica in two)
     configuration = config(two, breaker=QUICK, health=PATIENT, models=("tiny", "other"))
     keyed = tuple(msgspec.structs.replace(it, api_key="sk-own") for it in configuration.pools[0].replicas)
@@ -247,7 +243,7 @@ async def test_a_probe_has_the_pools_model_and_the_replicas_key(two: list[FakeRe
     assert probe.header(b"authorization") == [b"Bearer sk-own"]
 
 
-async def test_requests_leave_a_stalled_replica_that_is_down(two: list[FakeReplica]) -> None:
+async def test_requests_leave_a_stalled_replica_that_is_down(two):
     """Its breaker may not open, because the pool allows no ejection."""
     first, _ = (Engine(replica) for replica in two)
     breaker, health = BreakerConfig(stall_s=0.4, max_out_ratio=0.0), HealthCheck(interval_s=0.1, timeout_s=0.2)
@@ -258,7 +254,7 @@ async def test_requests_leave_a_stalled_replica_that_is_down(two: list[FakeRepli
         assert harness.router.balancer.breakers.ejections == {}
 
 
-async def test_an_engine_with_long_steps_gets_few_probes(replica: FakeReplica) -> None:
+async def test_an_engine_with_long_steps_gets_few_probes(replica):
     """Its counters stand still for most of ``stall_s``, again and again, which becomes typical."""
     engine = Engine(replica)
 
@@ -277,7 +273,7 @@ async def test_an_engine_with_long_steps_gets_few_probes(replica: FakeReplica) -
     assert f'engine_probes_total{{replica="replica-0"}} {len(replica.token_probes)}' in text or not replica.token_probes
 
 
-async def test_what_an_engine_counts_of_probes_is_counted_too(replica: FakeReplica) -> None:
+async def test_what_an_engine_counts_of_probes_is_counted_too(replica):
     """Also of a probe that a client's bytes overtook: it is not cancelled, and tells nothing about a later silence."""
     engine = Engine(replica)
     async with routed(config([replica], health=PATIENT)) as harness:

@@ -17,7 +17,6 @@ from tests.fakes.replica import (
     LAST_CHUNK,
     STREAM_HEAD,
     Call,
-    FakeReplica,
     answering,
     chunk,
     plain_answer,
@@ -41,7 +40,7 @@ async def counts(harness: Harness, name: str) -> dict[str, float]:
     return {labels.get("response", ""): n for labels, n in samples(text).get(f"warmpath_router_{name}_count", [])}
 
 
-async def test_a_plain_response_has_a_latency_and_no_ttft(replica: FakeReplica) -> None:
+async def test_a_plain_response_has_a_latency_and_no_ttft(replica):
     replica.script = answering(USAGE)
     async with routed(config([replica])) as harness:
         await harness.chat()
@@ -53,7 +52,7 @@ async def test_a_plain_response_has_a_latency_and_no_ttft(replica: FakeReplica) 
         assert await counts(harness, "ttft_seconds") == await counts(harness, "reuse_ttft_seconds") == {}
 
 
-async def test_a_streamed_response_has_both(replica: FakeReplica) -> None:
+async def test_a_streamed_response_has_both(replica):
     released = asyncio.Event()
 
     async def slow(call: Call) -> None:
@@ -77,7 +76,7 @@ async def test_a_streamed_response_has_both(replica: FakeReplica) -> None:
         assert await counts(harness, "ttft_seconds") == await counts(harness, "reuse_ttft_seconds") == {"": 1}
 
 
-async def test_prefill_rates_are_learned_from_streamed_responses_only(replica: FakeReplica) -> None:
+async def test_prefill_rates_are_learned_from_streamed_responses_only(replica):
     async with routed(config([replica], settings=LowestCostSettings())) as harness:
         prefill = harness.router.balancer.loads.load("replica-0").prefill
         replica.script = answering(USAGE)
@@ -89,7 +88,7 @@ async def test_prefill_rates_are_learned_from_streamed_responses_only(replica: F
         assert prefill.samples == 1
 
 
-async def test_a_prefill_rate_is_without_the_wait_in_the_admission_queue(replica: FakeReplica) -> None:
+async def test_a_prefill_rate_is_without_the_wait_in_the_admission_queue(replica):
     async def engine(call: Call) -> None:
         await asyncio.sleep(0.1)
         await call.stream(delta(content="x"), EVENT)
@@ -105,7 +104,7 @@ async def test_a_prefill_rate_is_without_the_wait_in_the_admission_queue(replica
     assert prefill.tokens_per_s > 1.5 * 4294 / mean_ttft_s
 
 
-async def test_a_prefill_rate_is_learned_from_a_retry_without_the_failed_attempt(two: list[FakeReplica]) -> None:
+async def test_a_prefill_rate_is_learned_from_a_retry_without_the_failed_attempt(two):
     async def fails_once(call: Call) -> None:
         if len(two[0].calls) + len(two[1].calls) == 1:
             await asyncio.sleep(0.3)
@@ -130,7 +129,7 @@ def usage_event(prompt: int, cached: int | None) -> bytes:
     return sse({"choices": [], "usage": usage})
 
 
-async def test_missing_details_are_zero_once_a_replica_has_sent_some(replica: FakeReplica) -> None:
+async def test_missing_details_are_zero_once_a_replica_has_sent_some(replica):
     async with routed(config([replica])) as harness:
         for cached in (None, 500, None, None):
             replica.script = streaming(delta(content="x"), usage_event(1000, cached))
@@ -147,7 +146,7 @@ async def test_missing_details_are_zero_once_a_replica_has_sent_some(replica: Fa
         assert harness.decisions[-1]["cached_tokens"] is None
 
 
-async def test_details_of_the_responses_api_say_nothing_about_those_of_chats(replica: FakeReplica) -> None:
+async def test_details_of_the_responses_api_say_nothing_about_those_of_chats(replica):
     usage = {"input_tokens": 1000, "output_tokens": 5, "input_tokens_details": {"cached_tokens": 0}}
     async with routed(config([replica])) as harness:
         replica.script = streaming(DELTA, sse({"type": "response.completed", "response": {"usage": usage}}))
@@ -167,9 +166,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("path", "end"), ENDS)
-async def test_a_client_that_closes_after_the_last_event_has_a_complete_response(
-    replica: FakeReplica, path: bytes, end: bytes
-) -> None:
+async def test_a_client_that_closes_after_the_last_event_has_a_complete_response(replica, path, end):
     async def engine(call: Call) -> None:
         await call.begin_stream(delta(content="x"), EVENT, end)
         await call.wait_gone()  # the last chunk never comes
@@ -191,7 +188,7 @@ async def test_a_client_that_closes_after_the_last_event_has_a_complete_response
     assert decision["latency_s"] is not None
 
 
-async def test_a_client_that_closes_before_the_last_event_has_cancelled(replica: FakeReplica) -> None:
+async def test_a_client_that_closes_before_the_last_event_has_cancelled(replica):
     async def engine(call: Call) -> None:
         await call.begin_stream(delta(content="data: [DONE]"), EVENT)
         await call.wait_gone()
@@ -207,7 +204,7 @@ async def test_a_client_that_closes_before_the_last_event_has_cancelled(replica:
     assert 'outcome="cancelled"} 1' in text
 
 
-async def test_embeddings_never_have_a_first_token(replica: FakeReplica) -> None:
+async def test_embeddings_never_have_a_first_token(replica):
     replica.script = answering(USAGE)
     body = json.dumps({"model": "tiny", "input": "A text.", "stream": True}).encode()
     async with routed(config([replica])) as harness:
@@ -262,9 +259,7 @@ PRELUDES = [
 
 @pytest.mark.parametrize(("path", "prelude", "token"), PRELUDES)
 @pytest.mark.parametrize("piece_bytes", [None, 7])
-async def test_the_ttft_ends_at_the_first_token(
-    replica: FakeReplica, path: bytes, prelude: list[bytes], token: bytes, piece_bytes: int | None
-) -> None:
+async def test_the_ttft_ends_at_the_first_token(replica, path, prelude, token, piece_bytes):
     released = asyncio.Event()
     if piece_bytes is not None:
         whole = b"".join(prelude)
@@ -294,7 +289,7 @@ async def test_the_ttft_ends_at_the_first_token(
         assert call.header(b"accept-encoding") == [b"identity"]
 
 
-async def test_a_stream_without_a_token_has_no_ttft(replica: FakeReplica) -> None:
+async def test_a_stream_without_a_token_has_no_ttft(replica):
     async with routed(config([replica])) as harness:
         for events in ([COMMENT, ROLE], [sse({"error": {"message": "EngineCore died", "code": 500}})]):
             replica.script = streaming(*events)
@@ -304,7 +299,7 @@ async def test_a_stream_without_a_token_has_no_ttft(replica: FakeReplica) -> Non
         assert await counts(harness, "ttft_seconds") == {}
 
 
-async def test_a_long_prelude_is_relayed_before_the_first_token(replica: FakeReplica) -> None:
+async def test_a_long_prelude_is_relayed_before_the_first_token(replica):
     created = sse({"type": "response.created", "response": {"instructions": "x" * MAX_PRELUDE_BYTES}})
 
     async def slow(call: Call) -> None:
@@ -317,7 +312,7 @@ async def test_a_long_prelude_is_relayed_before_the_first_token(replica: FakeRep
         await client.read_until(created[-64:])
 
 
-async def test_a_waiting_plain_request_counts_as_prefilled_at_a_later_first_token(replica: FakeReplica) -> None:
+async def test_a_waiting_plain_request_counts_as_prefilled_at_a_later_first_token(replica):
     released = asyncio.Event()
 
     async def engine(call: Call) -> None:
@@ -365,7 +360,7 @@ async def count(harness: Harness, name: str) -> float:
     return sum(value for _, value in samples(text).get(f"warmpath_router_{name}", []))
 
 
-async def test_usage_of_a_stream_is_known_if_the_client_did_not_ask(replica: FakeReplica) -> None:
+async def test_usage_of_a_stream_is_known_if_the_client_did_not_ask(replica):
     replica.script = like_vllm
     async with routed(config([replica])) as harness:
         response = await harness.chat(STREAM)
@@ -377,7 +372,7 @@ async def test_usage_of_a_stream_is_known_if_the_client_did_not_ask(replica: Fak
         assert call.header(b"content-length") == [b"%d" % len(call.body)]
 
 
-async def test_a_pool_may_leave_requests_unmodified(replica: FakeReplica) -> None:
+async def test_a_pool_may_leave_requests_unmodified(replica):
     replica.script = like_vllm
     async with routed(config([replica], stream_usage=StreamUsage.AS_SENT)) as harness:
         response = await harness.chat(STREAM)
@@ -397,9 +392,7 @@ def until_close(body: bytes) -> bytes:
 
 @pytest.mark.parametrize("framing", [as_length, until_close])
 @pytest.mark.parametrize("halves", [True, False])
-async def test_a_stream_of_any_framing_stays_readable(
-    replica: FakeReplica, framing: Callable[[bytes], bytes], halves: bool
-) -> None:
+async def test_a_stream_of_any_framing_stays_readable(replica, framing, halves):
     wire = framing(TOKEN + USAGE_USAGE_REQUESTS + DONE)
 
     async def script(call: Call) -> None:
@@ -420,14 +413,14 @@ async def test_a_stream_of_any_framing_stays_readable(
         assert [it["cached_tokens"] for it in harness.decisions] == [32]
 
 
-async def test_a_compressed_stream_passes_unchanged(replica: FakeReplica) -> None:
+async def test_a_compressed_stream_passes_unchanged(replica):
     head = STREAM_HEAD.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n")
     replica.script = lambda call: call.send(head, chunk(b"\x1f\x8bnot events"), LAST_CHUNK)
     async with routed(config([replica])) as harness:
         assert (await harness.chat(STREAM)).body == b"\x1f\x8bnot events"
 
 
-async def test_a_broken_filtered_stream_ends_with_a_whole_error_event(replica: FakeReplica) -> None:
+async def test_a_broken_filtered_stream_ends_with_a_whole_error_event(replica):
     async def broken(call: Call) -> None:
         await call.begin_stream(TOKEN, TOKEN[:10])
         await harness.until(
@@ -455,9 +448,7 @@ def rejecting(status: int) -> Callable[[Call], Any]:
 
 
 @pytest.mark.parametrize("status", [400, 422])
-async def test_an_engine_that_rejects_usage_requests_gets_the_clients_request(
-    replica: FakeReplica, status: int
-) -> None:
+async def test_an_engine_that_rejects_usage_requests_gets_the_clients_request(replica, status):
     replica.script = rejecting(status)
     async with routed(config([replica])) as harness:
         responses = [await harness.chat(STREAM) for _ in range(3)]
@@ -470,7 +461,7 @@ async def test_an_engine_that_rejects_usage_requests_gets_the_clients_request(
         assert not harness.router.balancer.breakers.not_closed
 
 
-async def test_an_invalid_request_does_not_stop_usage_requests(replica: FakeReplica) -> None:
+async def test_an_invalid_request_does_not_stop_usage_requests(replica):
     replica.script = lambda call: call.send(
         plain_answer(b'{"error":{"message":%b}}' % msgspec.json.encode(call.body.decode()), status=400)
     )

@@ -43,7 +43,7 @@ def files(certificate: Certificate, ca: Path | None = None) -> TlsFiles:
 
 
 # --- clients ---
-async def test_requests_over_tls_are_answered_on_one_connection(authority: Authority, replica: FakeReplica) -> None:
+async def test_requests_over_tls_are_answered_on_one_connection(authority, replica):
     async with routed(config([replica]), tls=files(authority.issue("router"))) as harness:
         assert harness.server.data_url.startswith("https://")
         async with harness.connect(authority.client()) as client:
@@ -54,7 +54,7 @@ async def test_requests_over_tls_are_answered_on_one_connection(authority: Autho
     assert [call.body for call in replica.calls] == [BODY, BODY]
 
 
-async def test_large_bodies_and_streams_pass_both_ways(authority: Authority, replica: FakeReplica) -> None:
+async def test_large_bodies_and_streams_pass_both_ways(authority, replica):
     async def stream(call: Call) -> None:
         await call.send(STREAM_HEAD, *(chunk(sse({"n": number})) for number in range(200)), LAST_CHUNK)
 
@@ -69,9 +69,7 @@ async def test_large_bodies_and_streams_pass_both_ways(authority: Authority, rep
         assert (await client.read_response()).body == b"".join(sse({"n": number}) for number in range(200))
 
 
-async def test_a_rejected_client_can_read_the_rejection(
-    authority: Authority, replica: FakeReplica, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_rejected_client_can_read_the_rejection(authority, replica, caplog):
     limits = Limits(max_body_bytes=1024)
     async with routed(config([replica], limits=limits), tls=files(authority.issue("router"))) as harness:
         async with harness.connect(authority.client()) as client:
@@ -81,7 +79,7 @@ async def test_a_rejected_client_can_read_the_rejection(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_an_incomplete_response_is_not_complete_over_tls(authority: Authority, replica: FakeReplica) -> None:
+async def test_an_incomplete_response_is_not_complete_over_tls(authority, replica):
     async def half(call: Call) -> None:
         await call.send(
             b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n", chunk(b"half")
@@ -99,7 +97,7 @@ async def test_an_incomplete_response_is_not_complete_over_tls(authority: Author
 
 
 @pytest.mark.parametrize("sent", [post(CHAT), b"", b"\x16\x03\x01\x00\x00"])
-async def test_clients_without_tls_get_no_http(sent: bytes, authority: Authority, replica: FakeReplica) -> None:
+async def test_clients_without_tls_get_no_http(sent, authority, replica):
     async with routed(config([replica]), tls=files(authority.issue("router"))) as harness:
         async with harness.connect() as client:
             await client.send(sent)
@@ -109,14 +107,14 @@ async def test_clients_without_tls_get_no_http(sent: bytes, authority: Authority
             assert (await client.ask(post(CHAT))).status == 200
 
 
-def test_a_connection_has_one_handshake(authority: Authority) -> None:
+def test_a_connection_has_one_handshake(authority):
     """Renegotiation would cost the router more than the client. No client can request it, so the option is checked."""
     listening = Tls(files(authority.issue("router"))).server_context
     assert listening is not None
     assert listening.options & ssl.OP_NO_RENEGOTIATION
 
 
-async def test_old_versions_are_declined(authority: Authority, replica: FakeReplica) -> None:
+async def test_old_versions_are_declined(authority, replica):
     context = authority.client()
     with pytest.warns(DeprecationWarning, match="TLSv1_1"):
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
@@ -126,9 +124,7 @@ async def test_old_versions_are_declined(authority: Authority, replica: FakeRepl
                 raise AssertionError
 
 
-async def test_a_renewed_certificate_is_loaded_and_a_broken_one_is_not(
-    authority: Authority, replica: FakeReplica
-) -> None:
+async def test_a_renewed_certificate_is_loaded_and_a_broken_one_is_not(authority, replica):
     first = authority.issue("router")
     async with (
         routed(config([replica]), tls=files(first)) as harness,
@@ -153,7 +149,7 @@ async def test_a_renewed_certificate_is_loaded_and_a_broken_one_is_not(
     assert later == [second, second]
 
 
-async def test_the_admin_port_has_its_own_renewable_certificate(authority: Authority, replica: FakeReplica) -> None:
+async def test_the_admin_port_has_its_own_renewable_certificate(authority, replica):
     first = authority.issue("admin")
     async with routed(config([replica]), token="t" * 32, admin_tls=files(first)) as harness:
         url, headers = harness.server.admin_url, {"Authorization": "Bearer " + "t" * 32}
@@ -173,7 +169,7 @@ async def test_the_admin_port_has_its_own_renewable_certificate(authority: Autho
             await harness.http.get(f"{url}/healthz")  # signed by an unknown authority
 
 
-def test_unusable_files_are_named(tmp_path: Path, authority: Authority) -> None:
+def test_unusable_files_are_named(tmp_path, authority):
     secure, other_certificate = authority.issue("one"), authority.issue("other")
     missing = Certificate(tmp_path / "nothing.pem", secure.key, 0)
     for certificate in (Certificate(secure.path, other_certificate.key, 0), missing):
@@ -183,7 +179,7 @@ def test_unusable_files_are_named(tmp_path: Path, authority: Authority) -> None:
         assert Tls(TlsFiles(upstream_ca=str(missing.path))).upstream_context
 
 
-async def test_a_router_does_not_start_without_its_certificate(tmp_path: Path) -> None:
+async def test_a_router_does_not_start_without_its_certificate(tmp_path):
     with pytest.raises(TlsError):
         async with routed(None, tls=TlsFiles(str(tmp_path / "a"), str(tmp_path / "b"))):
             raise AssertionError
@@ -205,7 +201,7 @@ def trusting(authority: Authority) -> TlsFiles:
     return TlsFiles(upstream_ca=str(authority.path))
 
 
-async def test_a_replica_with_a_valid_certificate_is_used_and_its_connection_kept(authority: Authority) -> None:
+async def test_a_replica_with_a_valid_certificate_is_used_and_its_connection_kept(authority):
     async with (
         secure_replica(authority.issue("replica")) as secure,
         routed(config([secure], health=HealthCheck(interval_s=0.05)), tls=trusting(authority)) as harness,
@@ -219,7 +215,7 @@ async def test_a_replica_with_a_valid_certificate_is_used_and_its_connection_kep
         await harness.at_rest()
 
 
-async def test_a_url_with_an_upper_case_scheme_is_spoken_to_over_tls(authority: Authority) -> None:
+async def test_a_url_with_an_upper_case_scheme_is_spoken_to_over_tls(authority):
     """Control planes of earlier releases pushed a URL as it was entered."""
     async with secure_replica(authority.issue("replica")) as secure:
         written = config([secure], health=HealthCheck(interval_s=0.05))
@@ -233,9 +229,7 @@ async def test_a_url_with_an_upper_case_scheme_is_spoken_to_over_tls(authority: 
 
 
 @pytest.mark.parametrize("problem", ["stranger", "another host", "too old"])
-async def test_a_replica_whose_certificate_is_not_accepted_gets_nothing(
-    problem: str, tmp_path: Path, authority: Authority
-) -> None:
+async def test_a_replica_whose_certificate_is_not_accepted_gets_nothing(problem, tmp_path, authority):
     certificate = {
         "stranger": lambda: Authority(tmp_path, "stranger").issue("replica"),
         "another host": lambda: authority.issue("replica", "127.0.0.2"),
@@ -257,13 +251,13 @@ async def test_a_replica_whose_certificate_is_not_accepted_gets_nothing(
     assert (secure.calls, secure.probes) == ([], 0)
 
 
-async def test_by_default_the_systems_authorities_apply(authority: Authority) -> None:
+async def test_by_default_the_systems_authorities_apply(authority):
     async with secure_replica(authority.issue("replica")) as secure, routed(config([secure])) as harness:
         assert (await harness.chat()).status == 502
         assert secure.calls == []
 
 
-async def test_a_replica_that_moves_to_https_is_a_new_one(authority: Authority) -> None:
+async def test_a_replica_that_moves_to_https_is_a_new_one(authority):
     async with (
         fake_replicas(1) as [plain],
         secure_replica(authority.issue("replica")) as secure,

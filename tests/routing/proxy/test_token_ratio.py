@@ -11,7 +11,7 @@ import pytest
 from routing.http import auth
 from routing.schema import LowestCostSettings
 from routing.traffic.mix import passage
-from tests.fakes.replica import Call, FakeReplica, Script, answering
+from tests.fakes.replica import Call, Script, answering
 from tests.routing.proxy.harness import (
     CHAT,
     Harness,
@@ -57,7 +57,7 @@ async def explained(harness: Harness, number: int = 0) -> Any:
     return (await harness.admin("POST", "/admin/explain", json=explained_request))[1]
 
 
-async def test_estimates_follow_reported_tokens(replica: FakeReplica) -> None:
+async def test_estimates_follow_reported_tokens(replica):
     replica.script = tokenizing()
     async with routed(config([replica], settings=LowestCostSettings(), models=("tiny",))) as harness:
         before = await explained(harness)
@@ -75,7 +75,7 @@ async def test_estimates_follow_reported_tokens(replica: FakeReplica) -> None:
     assert scraped["warmpath_router_tokens_per_byte_samples_total"] == [(labels, 40)]
 
 
-async def test_an_estimate_divided_by_its_tokens_a_block_is_the_length_of_the_prompt(replica: FakeReplica) -> None:
+async def test_an_estimate_divided_by_its_tokens_a_block_is_the_length_of_the_prompt(replica):
     async def script(call: Call) -> None:
         text = str(json.loads(call.body)["messages"][0]["content"])
         await tokenizing(0.25 if text.startswith("a") else 0.9)(call)
@@ -111,7 +111,7 @@ async def test_an_estimate_divided_by_its_tokens_a_block_is_the_length_of_the_pr
     ],
     ids=["image", "odd", "template", "truncated"],
 )
-async def test_prompts_with_hidden_tokens_teach_nothing(replica: FakeReplica, odd: dict[str, Any]) -> None:
+async def test_prompts_with_hidden_tokens_teach_nothing(replica, odd):
     replica.script = tokenizing(2.0)
     async with routed(config([replica], models=("tiny",))) as harness:
         await send_requests(harness, 10, **odd)
@@ -120,7 +120,7 @@ async def test_prompts_with_hidden_tokens_teach_nothing(replica: FakeReplica, od
     assert (after["hash_tokens"], after["tokens_per_byte"]) == (64, 0.25)
 
 
-async def test_token_ids_are_counted_exactly_and_teach_nothing(replica: FakeReplica) -> None:
+async def test_token_ids_are_counted_exactly_and_teach_nothing(replica):
     replica.script = answering(b'{"usage":{"prompt_tokens":8000}}')
     body = {"model": "tiny", "prompt": list(range(4000))}
     async with routed(config([replica], settings=LowestCostSettings(), models=("tiny",))) as harness:
@@ -133,7 +133,7 @@ async def test_token_ids_are_counted_exactly_and_teach_nothing(replica: FakeRepl
 
 
 @pytest.mark.plain_python(reason="the clock of budgets is replaced")
-async def test_token_budgets_use_the_learned_ratio(monkeypatch: pytest.MonkeyPatch, replica: FakeReplica) -> None:
+async def test_token_budgets_use_the_learned_ratio(monkeypatch, replica):
     monkeypatch.setattr(auth, "monotonic", lambda: 1000.0)
     replica.script = tokenizing()
     async with routed(with_keys([replica], api_key(tokens_per_min=1_000_000))) as harness:

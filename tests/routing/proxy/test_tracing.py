@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import time
-from pathlib import Path
 
 import pytest
 
 from routing.observability.tracing import MAX_QUEUED, Span, Tracer
-from tests.fakes.otlp_receiver import PARENT, TRACE, OtlpReceiver, server_and_clients
-from tests.fakes.replica import FakeReplica, answering, streaming
+from tests.fakes.otlp_receiver import PARENT, TRACE, server_and_clients
+from tests.fakes.replica import answering, streaming
 from tests.routing.proxy.disaggregated import DECODE, PREFILL, decoded, prompt, roles
 from tests.routing.proxy.harness import BODY, CHAT, config, post, routed
 from tests.routing.workers.harness import serving
@@ -23,9 +22,7 @@ ANSWER = json.dumps({"choices": [], "usage": USAGE}).encode()
 STREAMED = json.dumps({"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "Say it."}]}).encode()
 
 
-async def test_a_request_has_a_server_span_and_a_client_span_that_the_replica_continues(
-    replica: FakeReplica, collector: OtlpReceiver
-) -> None:
+async def test_a_request_has_a_server_span_and_a_client_span_that_the_replica_continues(replica, collector):
     replica.script = streaming(b"data: {}\n\n", b"data: " + ANSWER + b"\n\n")
     async with routed(config([replica])) as harness:
         response = await harness.chat(STREAMED, [SAMPLED, b"tracestate: vendor=1"])
@@ -65,9 +62,7 @@ async def test_a_request_has_a_server_span_and_a_client_span_that_the_replica_co
     assert b"Say it." not in b"".join(collector.bodies)
 
 
-async def test_each_attempt_has_a_span_with_the_cause_of_its_failure(
-    two: list[FakeReplica], collector: OtlpReceiver
-) -> None:
+async def test_each_attempt_has_a_span_with_the_cause_of_its_failure(two, collector):
     two[0].script, two[1].script = answering(b"{}", status=503), answering(ANSWER)
     async with routed(config(two)) as harness:
         while (await harness.chat()).headers["x-warmpath-replica"] != "replica-1" or not two[0].calls:
@@ -107,14 +102,8 @@ async def test_each_attempt_has_a_span_with_the_cause_of_its_failure(
     ],
 )
 async def test_sampling_follows_the_parent_and_else_the_ratio(
-    replica: FakeReplica,
-    collector: OtlpReceiver,
-    monkeypatch: pytest.MonkeyPatch,
-    headers: list[bytes],
-    environment: dict[str, str],
-    is_traced: bool,
-    forwarded: str | None,
-) -> None:
+    replica, collector, monkeypatch, headers, environment, is_traced, forwarded
+):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     sent = [*headers, b"TraceState: vendor=1"]
@@ -135,9 +124,7 @@ async def test_sampling_follows_the_parent_and_else_the_ratio(
     assert states == ({()} if forwarded == "new" else {(b"vendor=1",)})
 
 
-async def test_a_request_that_no_replica_gets_has_a_server_span_alone(
-    replica: FakeReplica, collector: OtlpReceiver
-) -> None:
+async def test_a_request_that_no_replica_gets_has_a_server_span_alone(replica, collector):
     async with routed(config([replica], models=("other",))) as harness:
         assert (await harness.chat()).status == 404
         replica.script = answering(b"{}", status=500)
@@ -149,7 +136,7 @@ async def test_a_request_that_no_replica_gets_has_a_server_span_alone(
     assert failed.is_error
 
 
-async def test_a_prefill_leg_is_an_attempt(two: list[FakeReplica], collector: OtlpReceiver) -> None:
+async def test_a_prefill_leg_is_an_attempt(two, collector):
     pool = roles(two, PREFILL, DECODE)
     two[1].script = decoded()
     async with routed(pool) as harness:
@@ -162,9 +149,7 @@ async def test_a_prefill_leg_is_an_attempt(two: list[FakeReplica], collector: Ot
         assert item.calls[0].header(b"traceparent") == [f"00-{span.trace_id}-{span.span_id}-01".encode()]
 
 
-async def test_credentials_of_the_collector_are_sent_and_never_logged(
-    replica: FakeReplica, collector: OtlpReceiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_credentials_of_the_collector_are_sent_and_never_logged(replica, collector, monkeypatch, caplog):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20s3cret,malformed s3cret")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
     caplog.set_level(logging.DEBUG)
@@ -179,9 +164,7 @@ async def test_credentials_of_the_collector_are_sent_and_never_logged(
     assert "s3cret" not in caplog.text
 
 
-async def test_a_collector_that_hangs_costs_clients_nothing(
-    replica: FakeReplica, collector: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_collector_that_hangs_costs_clients_nothing(replica, collector, monkeypatch):
     monkeypatch.setattr("routing.observability.span_export.CLOSE_S", 0.2)
     monkeypatch.setattr("routing.observability.span_export.EVERY_S", 0.01)
     collector.status = None
@@ -202,12 +185,8 @@ async def test_a_collector_that_hangs_costs_clients_nothing(
     ],
 )
 async def test_a_router_serves_without_traces_if_their_settings_are_invalid(
-    replica: FakeReplica,
-    collector: OtlpReceiver,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    environment: dict[str, str],
-) -> None:
+    replica, collector, monkeypatch, caplog, environment
+):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     async with routed(config([replica])) as harness:
@@ -216,7 +195,7 @@ async def test_a_router_serves_without_traces_if_their_settings_are_invalid(
     assert "tracing_unavailable reason=" in caplog.text
 
 
-def test_the_queue_is_bounded_and_counts_what_it_drops() -> None:
+def test_the_queue_is_bounded_and_counts_what_it_drops():
     tracer = Tracer(1.0)
     for _ in range(MAX_QUEUED + 5):
         tracer.add(Span("a", 1, 2, 3, time.time_ns()))
@@ -225,9 +204,7 @@ def test_the_queue_is_bounded_and_counts_what_it_drops() -> None:
     assert 'warmpath_router_spans_dropped_total{cause="queue_full"} 5' in list(tracer.lines())
 
 
-async def test_every_worker_exports_and_counts_its_spans(
-    replica: FakeReplica, collector: OtlpReceiver, tmp_path: Path
-) -> None:
+async def test_every_worker_exports_and_counts_its_spans(replica, collector, tmp_path):
     async with serving(tmp_path, config([replica]), "--workers=2") as router:
         for _ in range(6):
             assert (await router.chat()).status == 200

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from routing.prompt.parsing import COUNTED_BYTES, MAX_INLINE_CONTAINERS, is_large
-from tests.fakes.replica import FakeReplica
 from tests.pace import cpu_slowness
 from tests.routing.proxy.harness import CHAT, api_key, config, get, post, routed, with_keys
 
@@ -151,13 +150,13 @@ async def longest_wait_s(harness: Any, data: bytes) -> float:
 
 
 @pytest.mark.parametrize("shape", PIPELINED)
-async def test_clients_without_a_key_hold_nobody_up(shape: str, replica: FakeReplica) -> None:
+async def test_clients_without_a_key_hold_nobody_up(shape, replica):
     async with routed(with_keys([replica], api_key())) as harness:
         assert await longest_wait_s(harness, PIPELINED[shape]) <= MAX_WAIT_S * cpu_slowness()
 
 
 @pytest.mark.parametrize("shape", BODIES)
-async def test_bodies_of_many_values_hold_nobody_up(shape: str, replica: FakeReplica) -> None:
+async def test_bodies_of_many_values_hold_nobody_up(shape, replica):
     path, body = BODIES[shape]
     whole = config([replica], models=("tiny",))
     async with routed(whole) as harness:
@@ -175,5 +174,5 @@ async def test_bodies_of_many_values_hold_nobody_up(shape: str, replica: FakeRep
         (b"a" * (SIZE + 1), True),
     ],
 )
-def test_a_body_is_large_by_its_bytes_or_by_its_values(body: bytes, expected: bool) -> None:
+def test_a_body_is_large_by_its_bytes_or_by_its_values(body, expected):
     assert is_large(body) is expected

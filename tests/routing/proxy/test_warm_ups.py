@@ -23,7 +23,7 @@ from routing.schema import (
 )
 from tests.fakes.control_plane import control_plane
 from tests.fakes.replica import Call, FakeReplica, Script, answering, fake_replicas, plain_answer, resetting
-from tests.routing.proxy.harness import api_key, bearer, config, routed, samples
+from tests.routing.proxy.harness import Harness, api_key, bearer, config, routed, samples
 from tests.routing.proxy.warm_ups import (
     CANARY,
     PREFIXES,
@@ -54,7 +54,13 @@ def hanging_on_warm_ups(replica: FakeReplica) -> Script:
     return script
 
 
-async def test_a_new_replica_gets_its_prefixes_once_before_traffic(three: list[FakeReplica]) -> None:
+async def begin_warm_up(harness: Harness, replicas: list[FakeReplica], **options: Any) -> None:
+    """Add the last of the replicas; its warm-up ends when the test says so."""
+    await harness.push(with_warm_up(replicas, WarmUp(time_limit_s=600), **options), 2)
+    await replicas[-1].wait_calls(2)
+
+
+async def test_a_new_replica_gets_its_prefixes_once_before_traffic(three):
     async with with_traffic(three) as (harness, new):
         new.script = answering(USAGE)
         assert (await harness.push(with_warm_up(three), 2))[0] == 200
@@ -74,7 +80,7 @@ async def test_a_new_replica_gets_its_prefixes_once_before_traffic(three: list[F
     assert new.calls[: len(warmed)] == warmed  # before client requests
 
 
-async def test_no_request_goes_to_a_replica_that_warms_up_and_none_waits(three: list[FakeReplica]) -> None:
+async def test_no_request_goes_to_a_replica_that_warms_up_and_none_waits(three):
     release = asyncio.Event()
 
     async def slow(call: Call) -> None:
@@ -107,7 +113,7 @@ async def test_no_request_goes_to_a_replica_that_warms_up_and_none_waits(three: 
     assert gauges == {"replica-0": 0, "replica-1": 0, new.name: 1}
 
 
-async def test_a_replica_that_was_down_is_warmed_up(three: list[FakeReplica]) -> None:
+async def test_a_replica_that_was_down_is_warmed_up(three):
     async with routed(with_warm_up(three)) as harness:
         await send_traffic(harness)
         own = (await preferred_replicas(harness))["replica-2"]
@@ -122,7 +128,7 @@ async def test_a_replica_that_was_down_is_warmed_up(three: list[FakeReplica]) ->
     assert sorted(system_prompts(warmed)) == sorted(prefix_text(number) for number in own)
 
 
-async def test_a_replica_at_a_new_address_is_warmed_up(three: list[FakeReplica]) -> None:
+async def test_a_replica_at_a_new_address_is_warmed_up(three):
     """As after a restart on another host, without a failed health check."""
     *rest, moving = three
     async with fake_replicas(1) as (moved,), routed(with_warm_up(three)) as harness:
@@ -137,7 +143,7 @@ async def test_a_replica_at_a_new_address_is_warmed_up(three: list[FakeReplica])
     assert share < 1.0
 
 
-async def test_a_replica_that_stays_is_never_warmed_up(three: list[FakeReplica]) -> None:
+async def test_a_replica_that_stays_is_never_warmed_up(three):
     async with routed(with_warm_up(three)) as harness:
         await send_traffic(harness)
         await harness.push(with_warm_up(three, WarmUp(max_prefixes=3)), 2)
@@ -146,7 +152,7 @@ async def test_a_replica_that_stays_is_never_warmed_up(three: list[FakeReplica])
     assert not any(map(sent_to_warm, three))
 
 
-async def test_the_budget_is_kept(three: list[FakeReplica]) -> None:
+async def test_the_budget_is_kept(three):
     tight = WarmUp(max_prefixes=2, concurrency=1)
     async with with_traffic(three, tight) as (harness, new):
         await harness.push(with_warm_up(three, tight), 2)
@@ -162,7 +168,7 @@ async def test_the_budget_is_kept(three: list[FakeReplica]) -> None:
     assert sum(len(text) for text in system_prompts(chosen)) <= 4 * 1024
 
 
-async def test_the_time_limit_ends_the_warm_up(three: list[FakeReplica]) -> None:
+async def test_the_time_limit_ends_the_warm_up(three):
     async with with_traffic(three) as (harness, new):
         new.script = hanging_on_warm_ups(new)
         await harness.push(with_warm_up(three, WarmUp(time_limit_s=0.3)), 2)
@@ -177,7 +183,7 @@ async def test_the_time_limit_ends_the_warm_up(three: list[FakeReplica]) -> None
 
 
 @pytest.mark.parametrize("script", [answering(b"{}", status=500), answering(b"{}", status=401)])
-async def test_three_failures_end_the_warm_up(three: list[FakeReplica], script: Script) -> None:
+async def test_three_failures_end_the_warm_up(three, script):
     async with with_traffic(three) as (harness, new):
         new.script = script
         await harness.push(with_warm_up(three, WarmUp(concurrency=1)), 2)
@@ -189,11 +195,10 @@ async def test_three_failures_end_the_warm_up(three: list[FakeReplica], script: 
     assert len(sent_to_warm(new)) == 3
 
 
-async def test_a_replica_that_goes_down_during_its_warm_up_starts_again(three: list[FakeReplica]) -> None:
+async def test_a_replica_that_goes_down_during_its_warm_up_starts_again(three):
     async with with_traffic(three) as (harness, new):
         new.script = Call.wait_gone
-        await harness.push(with_warm_up(three, WarmUp(time_limit_s=600)), 2)
-        await new.wait_calls(2)
+        await begin_warm_up(harness, three)
         new.health_status = 503
         await wait_joined(harness, new.name)
         assert new.name not in await preferred_replicas(harness)
@@ -207,12 +212,11 @@ async def test_a_replica_that_goes_down_during_its_warm_up_starts_again(three: l
     assert sorted(system_prompts(sent_to_warm(new)[2:])) == sorted(prefix_text(number) for number in own)
 
 
-async def test_a_request_that_all_others_fail_ends_the_warm_up(three: list[FakeReplica]) -> None:
+async def test_a_request_that_all_others_fail_ends_the_warm_up(three):
     """Although the others' health checks still succeed."""
     async with with_traffic(three) as (harness, new):
         new.script = hanging_on_warm_ups(new)
-        await harness.push(with_warm_up(three, WarmUp(time_limit_s=600)), 2)
-        await new.wait_calls(2)
+        await begin_warm_up(harness, three)
         for replica in three[:2]:
             replica.script = resetting
         response = await harness.chat(body(0))
@@ -220,24 +224,22 @@ async def test_a_request_that_all_others_fail_ends_the_warm_up(three: list[FakeR
         assert (await endings(harness, new.name)) == {"needed": 1}
 
 
-async def test_disabling_warm_up_starts_the_replica_slowly(three: list[FakeReplica]) -> None:
+async def test_disabling_warm_up_starts_the_replica_slowly(three):
     async with with_traffic(three) as (harness, new):
         new.script = Call.wait_gone
-        await harness.push(with_warm_up(three, WarmUp(time_limit_s=600)), 2)
-        await new.wait_calls(2)
+        await begin_warm_up(harness, three)
         whole = with_warm_up(three)
         await harness.push(replace(whole, pools=(replace(whole.pools[0], warm_up=None),)), 3)
         assert not is_warming_up(harness, new.name)
         assert [(await replica_row(harness, replica.name))["share"] for replica in three] == [1.0, 1.0, 0.25]
 
 
-async def test_a_request_that_the_replica_cannot_serve_ends_no_warm_up(three: list[FakeReplica]) -> None:
+async def test_a_request_that_the_replica_cannot_serve_ends_no_warm_up(three):
     """A request of a task group on other replicas, of which none is left."""
     only = (TaskGroupConfig(name="lonely", replicas=("replica-0",)),)
     async with with_traffic(three) as (harness, new):
         new.script = Call.wait_gone
-        await harness.push(with_warm_up(three, WarmUp(time_limit_s=600), groups=only), 2)
-        await new.wait_calls(2)
+        await begin_warm_up(harness, three, groups=only)
         three[0].script = resetting
         assert (await harness.chat(body(0), headers=[b"X-Task-Group: lonely"])).status == 502
         three[0].health_status = 503
@@ -246,20 +248,17 @@ async def test_a_request_that_the_replica_cannot_serve_ends_no_warm_up(three: li
         assert is_warming_up(harness, new.name)
 
 
-async def test_a_request_that_only_this_replica_can_serve_ends_the_warm_up(three: list[FakeReplica]) -> None:
+async def test_a_request_that_only_this_replica_can_serve_ends_the_warm_up(three):
     only = (TaskGroupConfig(name="lonely", replicas=("replica-2",)),)
     async with with_traffic(three) as (harness, new):
         new.script = hanging_on_warm_ups(new)
-        await harness.push(with_warm_up(three, WarmUp(time_limit_s=600), groups=only), 2)
-        await new.wait_calls(2)
+        await begin_warm_up(harness, three, groups=only)
         response = await harness.chat(body(0), headers=[b"X-Task-Group: lonely"])
         assert (response.status, response.replica) == (200, "replica-2")
         assert (await endings(harness, new.name)) == {"needed": 1}
 
 
-async def test_a_request_that_ends_the_warm_up_has_its_tenants_salt(
-    three: list[FakeReplica],
-) -> None:
+async def test_a_request_that_ends_the_warm_up_has_its_tenants_salt(three):
     only = (TaskGroupConfig(name="lonely", replicas=("replica-2",)),)
     access = Access(keys=(api_key(tenant="acme"),))
     async with routed(replace(with_warm_up(three[:2]), access=access)) as harness:
@@ -275,7 +274,7 @@ async def test_a_request_that_ends_the_warm_up_has_its_tenants_salt(
     }
 
 
-async def test_the_only_replica_of_a_pool_is_not_held_back(three: list[FakeReplica]) -> None:
+async def test_the_only_replica_of_a_pool_is_not_held_back(three):
     async with routed(with_warm_up(three[:1])) as harness:
         await send_traffic(harness)
         three[0].health_status = 503
@@ -287,7 +286,7 @@ async def test_the_only_replica_of_a_pool_is_not_held_back(three: list[FakeRepli
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-async def test_an_engine_without_priorities_gets_requests_without(three: list[FakeReplica], concurrency: int) -> None:
+async def test_an_engine_without_priorities_gets_requests_without(three, concurrency):
     """For each prefix, including those in flight at the first rejection."""
 
     async def strict(call: Call) -> None:
@@ -310,7 +309,7 @@ async def test_an_engine_without_priorities_gets_requests_without(three: list[Fa
     assert sorted(system_prompts(without)) == sorted(prefix_text(number) for number in own)
 
 
-async def test_warmed_prefixes_count_as_cached(three: list[FakeReplica]) -> None:
+async def test_warmed_prefixes_count_as_cached(three):
     async with with_traffic(three, settings=LowestCostSettings()) as (harness, new):
         await harness.push(with_warm_up(three, settings=LowestCostSettings()), 2)
         await wait_joined(harness, new.name)
@@ -323,7 +322,7 @@ async def test_warmed_prefixes_count_as_cached(three: list[FakeReplica]) -> None
     assert hit_tokens[new.name] > 100
 
 
-async def test_only_prefixes_of_the_replicas_groups_are_sent(three: list[FakeReplica]) -> None:
+async def test_only_prefixes_of_the_replicas_groups_are_sent(three):
     groups = (TaskGroupConfig(name="apart", replicas=("replica-0", "replica-1")),)
     async with routed(with_warm_up(three[:2], groups=groups)) as harness:
         for number in range(PREFIXES):
@@ -338,7 +337,7 @@ async def test_only_prefixes_of_the_replicas_groups_are_sent(three: list[FakeRep
 # --- What warm-ups store and report ---
 
 
-async def test_without_warm_up_nothing_is_stored_or_sent(three: list[FakeReplica]) -> None:
+async def test_without_warm_up_nothing_is_stored_or_sent(three):
     cold = config(three, settings=PrefixHashSettings(slack_s=60), health=QUICK)
     async with routed(config(three[:2], settings=PrefixHashSettings(slack_s=60), health=QUICK)) as harness:
         await send_traffic(harness)
@@ -358,7 +357,7 @@ async def test_without_warm_up_nothing_is_stored_or_sent(three: list[FakeReplica
     assert not any(map(sent_to_warm, three))
 
 
-async def test_stored_prefixes_stay_within_the_memory_limit(three: list[FakeReplica]) -> None:
+async def test_stored_prefixes_stay_within_the_memory_limit(three):
     small = WarmUp(memory_bytes=1 << 16)
     async with routed(with_warm_up(three[:2], small)) as harness:
         stored = harness.router.services.all_warm_ups._popular_prefixes["chat"]
@@ -373,9 +372,7 @@ async def test_stored_prefixes_stay_within_the_memory_limit(three: list[FakeRepl
     assert samples(text)["warmpath_router_warm_up_kept_bytes"] == [({"pool": "chat"}, stored.bytes)]
 
 
-async def test_no_prompt_text_is_shown_or_logged(
-    three: list[FakeReplica], caplog: pytest.LogCaptureFixture, tmp_path: Any
-) -> None:
+async def test_no_prompt_text_is_shown_or_logged(three, caplog, tmp_path):
     caplog.set_level(logging.DEBUG)
     *existing, new = three
     async with routed(with_warm_up(existing), state_dir=tmp_path) as harness:
@@ -393,7 +390,7 @@ async def test_no_prompt_text_is_shown_or_logged(
     assert not any(CANARY.encode() in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
 
 
-async def test_heartbeats_report_the_progress(three: list[FakeReplica], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_heartbeats_report_the_progress(three, monkeypatch):
     monkeypatch.setattr(announce, "HEARTBEAT_S", 0.02)
     async with with_traffic(three) as (harness, new), control_plane([200]) as (url, heard):
         new.script = Call.wait_gone
@@ -411,11 +408,10 @@ async def test_heartbeats_report_the_progress(three: list[FakeReplica], monkeypa
     assert set(progress) == {"prefixes_done", "prefixes", "tokens_done", "tokens"}
 
 
-async def test_a_replica_that_moves_during_its_warm_up_starts_again(three: list[FakeReplica]) -> None:
+async def test_a_replica_that_moves_during_its_warm_up_starts_again(three):
     async with with_traffic(three) as (harness, new), fake_replicas(1) as (moved,):
         new.script, moved.name = Call.wait_gone, new.name
-        await harness.push(with_warm_up(three, WarmUp(time_limit_s=600)), 2)
-        await new.wait_calls(2)
+        await begin_warm_up(harness, three)
         await harness.push(with_warm_up([*three[:2], moved]), 3)
         await wait_joined(harness, new.name)
         assert (await endings(harness, new.name)) == {"withdrawn": 1, "complete": 1}

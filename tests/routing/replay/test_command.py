@@ -53,7 +53,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return run
 
 
-def test_one_policy_as_json_keeps_the_contract(run: Run) -> None:
+def test_one_policy_as_json_keeps_the_contract(run):
     status, out, err = run(json=True)
 
     assert (status, err) == (0, "")
@@ -69,7 +69,7 @@ def test_one_policy_as_json_keeps_the_contract(run: Run) -> None:
     assert (report["routers"], report["sharing"], report["arrivals"]) == (1, "none", "random")
 
 
-def test_each_of_several_policies_has_a_row(run: Run, tmp_path: Path) -> None:
+def test_each_of_several_policies_has_a_row(run, tmp_path):
     (tmp_path / "other.json").write_text('{"strategy": "least_load"}')
 
     status, out, _ = run(policy=["policy.json", "other.json"])
@@ -84,7 +84,7 @@ def test_each_of_several_policies_has_a_row(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", sorted(kind.name for kind in STRATEGIES))
-def test_every_strategy_can_be_simulated(run: Run, tmp_path: Path, strategy: str) -> None:
+def test_every_strategy_can_be_simulated(run, tmp_path, strategy):
     (tmp_path / "policy.json").write_text(json.dumps({"strategy": strategy}))
 
     status, out, _ = run(json=True, replicas=3)
@@ -94,7 +94,7 @@ def test_every_strategy_can_be_simulated(run: Run, tmp_path: Path, strategy: str
     assert sum(report["reasons"].values()) == sum(replica["requests"] for replica in report["replicas"]) == 4
 
 
-def test_a_time_scale_of_two_plays_twice_as_fast(run: Run) -> None:
+def test_a_time_scale_of_two_plays_twice_as_fast(run):
     slow, fast = (json.loads(run(time_scale=scale, json=True)[1]) for scale in (1, 2))
 
     # Row 4 comes half a gap after row 3, at 90 s.
@@ -117,9 +117,7 @@ def test_a_time_scale_of_two_plays_twice_as_fast(run: Run) -> None:
         ("trace.jsonl", row(0, 30_000, 3, *range(59)), "request 1 needs 59 blocks of 512 tokens"),
     ],
 )
-def test_an_error_names_the_file_and_the_line_or_field(
-    run: Run, tmp_path: Path, name: str, content: str, message: str
-) -> None:
+def test_an_error_names_the_file_and_the_line_or_field(run, tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
 
     status, out, err = run(json=True)
@@ -129,7 +127,7 @@ def test_an_error_names_the_file_and_the_line_or_field(
     assert err.count("\n") == 1
 
 
-def test_an_error_names_a_missing_or_truncated_file(run: Run, tmp_path: Path) -> None:
+def test_an_error_names_a_missing_or_truncated_file(run, tmp_path):
     (tmp_path / "torn.jsonl.gz").write_bytes(gzip.compress("\n".join(ROWS).encode())[:-20])
 
     assert run(trace="nowhere.jsonl")[2] == "simulate: nowhere.jsonl: No such file or directory\n"
@@ -158,14 +156,14 @@ def test_an_error_names_a_missing_or_truncated_file(run: Run, tmp_path: Path) ->
         ("delay_ms", -1, "'-1' is not a number from 0 to 1e9"),
     ],
 )
-def test_an_error_names_an_option_out_of_its_range(run: Run, option: str, value: object, message: str) -> None:
+def test_an_error_names_an_option_out_of_its_range(run, option, value, message):
     status, out, err = run(**{option: value})
 
     assert (status, out) == (2, "")
     assert re.search(f"--{option.replace('_', '-')}: .*{message}", err)
 
 
-def test_cache_tiers_hold_what_the_gpu_evicts(run: Run) -> None:
+def test_cache_tiers_hold_what_the_gpu_evicts(run):
     rows = [row(10_000 * at, 1600, 3, first, first + 1, first + 2, first + 3) for at, first in enumerate((0, 9, 0))]
     Path("trace.jsonl").write_text("\n".join(rows))
 
@@ -186,9 +184,7 @@ def test_cache_tiers_hold_what_the_gpu_evicts(run: Run) -> None:
     )
 
 
-def test_the_command_in_the_readme_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_in_the_readme_works(tmp_path, monkeypatch, capsys):
     document = (ROOT / "routing/replay/README.md").read_text()
     shown = re.search(rf"^{COMMAND} .*?[^\\]$", document, re.MULTILINE | re.DOTALL)
     policy = re.search(r"```json\n(.*?)```", document, re.DOTALL)
@@ -202,7 +198,7 @@ def test_the_command_in_the_readme_works(
     assert json.loads(capsys.readouterr().out)["requests"] == 4
 
 
-def test_a_long_run_shows_its_progress_only_on_a_terminal(tmp_path: Path) -> None:
+def test_a_long_run_shows_its_progress_only_on_a_terminal(tmp_path):
     rows = [row(1000 * at, 400, 3, 0) for at in range(30_000)]
     (tmp_path / "trace.jsonl").write_text("\n".join(rows))
     (tmp_path / "policy.json").write_text('{"strategy": "round_robin"}')
@@ -227,7 +223,7 @@ def test_a_long_run_shows_its_progress_only_on_a_terminal(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("sharing", ["events", "state"])
-def test_several_routers_place_all_requests_and_are_named_in_the_report(run: Run, tmp_path: Path, sharing: str) -> None:
+def test_several_routers_place_all_requests_and_are_named_in_the_report(run, tmp_path, sharing):
     (tmp_path / "policy.json").write_text('{"strategy": "lowest_cost"}')
 
     status, out, err = run(json=True, routers=3, sharing=sharing, arrivals="worst", delay_ms=500)

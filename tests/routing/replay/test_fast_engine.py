@@ -48,8 +48,8 @@ class ScriptedPlacer:
     max_running=st.sampled_from([2, 256]),
 )
 def test_times_hits_and_the_order_of_events_are_those_of_single_steps(
-    *, plans: list[Plan], choices: list[int], replicas: int, blocks: int, chunk: int, max_running: int
-) -> None:
+    *, plans, choices, replicas, blocks, chunk, max_running
+):
     compare(plans, choices, replicas, blocks=blocks, chunk_tokens=chunk, max_running=max_running)
 
 
@@ -91,7 +91,7 @@ SECOND = Row(0.0, 13, 1, (5, 6, 7, 8))
 CPU = TierConfig("cpu", 10, latency_s=0.2, bytes_per_s=40.0)  # 0.1 s per block
 
 
-def test_an_evicted_block_is_fetched_from_the_next_tier_when_that_is_faster_than_prefill() -> None:
+def test_an_evicted_block_is_fetched_from_the_next_tier_when_that_is_faster_than_prefill():
     found = replayed([FIRST, SECOND, FIRST], tiers=(CPU,))
 
     assert found["hit_tokens"] == {"gpu": 0, "cpu": 12}
@@ -103,7 +103,7 @@ def test_an_evicted_block_is_fetched_from_the_next_tier_when_that_is_faster_than
     assert slow["ttfts"] == pytest.approx([1.3, 1.3, 1.3])
 
 
-def test_a_full_tier_demotes_its_least_recently_used_blocks_to_the_next_one() -> None:
+def test_a_full_tier_demotes_its_least_recently_used_blocks_to_the_next_one():
     third = Row(0.0, 13, 1, (9, 10, 11, 12))
     remote = TierConfig("remote", 2, latency_s=0.0, bytes_per_s=400.0)
 
@@ -114,7 +114,7 @@ def test_a_full_tier_demotes_its_least_recently_used_blocks_to_the_next_one() ->
 
 
 @pytest.mark.parametrize(("shared", "hits"), [(True, 12), (False, 0)])
-def test_replicas_fetch_each_other_s_blocks_from_a_shared_tier(*, shared: bool, hits: int) -> None:
+def test_replicas_fetch_each_other_s_blocks_from_a_shared_tier(*, shared, hits):
     tier = replace(CPU, shared=shared)
 
     found = replayed([FIRST, SECOND, SECOND, FIRST], replicas=2, tiers=(tier,))
@@ -122,7 +122,7 @@ def test_replicas_fetch_each_other_s_blocks_from_a_shared_tier(*, shared: bool, 
     assert found["hit_tokens"]["cpu"] == hits
 
 
-def test_a_request_that_shares_blocks_with_one_that_fetches_them_waits_for_the_same_fetch() -> None:
+def test_a_request_that_shares_blocks_with_one_that_fetches_them_waits_for_the_same_fetch():
     """A fetch of 0.2 + 3 * 0.1 s begins at 20 s; then 1 + 4 tokens are prefilled in one step of 0.5 s."""
     second = Row(10.0, 21, 1, (5, 6, 7, 8, 9, 10))  # takes all blocks
     sharing = Row(20.1, 12, 1, (1, 2, 3))  # computes its last block
@@ -134,7 +134,7 @@ def test_a_request_that_shares_blocks_with_one_that_fetches_them_waits_for_the_s
     assert list(result.ttft_s)[2:] == pytest.approx([0.5 + 0.5, 0.4 + 0.5])
 
 
-def test_a_trace_with_a_request_that_no_cache_can_hold_is_rejected_before_it_is_replayed() -> None:
+def test_a_trace_with_a_request_that_no_cache_can_hold_is_rejected_before_it_is_replayed():
     columns = columns_of([Row(0.0, 3, 1, (1,)), Row(0.0, 13, 4, (1, 2, 3, 4))])
 
     with pytest.raises(RequestTooLargeError, match="request 2 needs 5 blocks of 4 tokens"):

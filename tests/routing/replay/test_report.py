@@ -25,11 +25,11 @@ REPLICAS = 8
 ALL = tuple(kind() for kind in STRATEGIES)
 
 
-def test_a_quantile_is_a_value_that_occurs() -> None:
+def test_a_quantile_is_a_value_that_occurs():
     assert [quantile([1.0, 2.0, 3.0, 4.0], q) for q in (0.0, 0.5, 0.51, 1.0)] == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_no_values_have_no_quantile() -> None:
+def test_no_values_have_no_quantile():
     assert quantile([], 0.5) is None
 
 
@@ -82,17 +82,17 @@ def overloaded(columns: Columns, settings: Settings | None = None, placer: Place
 
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda settings: settings.name)
-def test_the_queues_of_a_fleet_with_a_tenth_too_much_work_grow_until_the_end(settings: Settings) -> None:
+def test_the_queues_of_a_fleet_with_a_tenth_too_much_work_grow_until_the_end(settings):
     assert overloaded(at_load(1.1, count=8000), settings) >= REPLICAS / 2
 
 
 @pytest.mark.generated
 @pytest.mark.parametrize(("load", "seed"), some([*product([0.95, 0.5, 0.7, 0.9], [1, 2, 3])]))
-def test_a_fleet_that_can_do_its_work_is_not_overloaded(load: float, seed: int) -> None:
+def test_a_fleet_that_can_do_its_work_is_not_overloaded(load, seed):
     assert overloaded(at_load(load, seed=seed)) == 0
 
 
-def test_half_of_the_replicas_are_overloaded_by_twice_their_share() -> None:
+def test_half_of_the_replicas_are_overloaded_by_twice_their_share():
     columns = at_load(0.9)
     inner = StrategyPlacer(LeastLoadSettings(), columns, ENGINE, REPLICAS // 2)
     assert overloaded(columns, placer=FirstHalf(inner)) == REPLICAS // 2
@@ -106,7 +106,7 @@ def wave(periods: float, phase: float) -> Callable[[float], float]:
 
 @pytest.mark.generated
 @pytest.mark.parametrize(("periods", "phase"), some([*product([1, 2, 5], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0])]))
-def test_waves_are_no_overload(periods: int, phase: float) -> None:
+def test_waves_are_no_overload(periods, phase):
     assert overloaded(at_load(0.8, wave(periods, phase), count=6000)) == 0
 
 
@@ -128,15 +128,15 @@ def test_waves_are_no_overload(periods: int, phase: float) -> None:
     ],
     ids=["burst at the end", "burst at the beginning", "burst in the middle", "growing bursts"],
 )
-def test_bursts_are_no_overload(shape: Callable[[float], float]) -> None:
+def test_bursts_are_no_overload(shape):
     assert overloaded(at_load(0.5, shape)) == 0
 
 
-def test_requests_of_less_than_a_minute_are_a_burst() -> None:
+def test_requests_of_less_than_a_minute_are_a_burst():
     columns = at_load(3.0, count=2000)
     assert columns.at_s[-1] < 60
     assert overloaded(columns) == 0
 
 
-def test_a_trace_of_one_request_is_no_overload() -> None:
+def test_a_trace_of_one_request_is_no_overload():
     assert overloaded(at_load(1.0, count=1)) == 0

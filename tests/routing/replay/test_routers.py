@@ -67,7 +67,7 @@ def hit_rate(columns: Columns, model: FastEngineConfig, routers: int, *sharing: 
 
 
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
-def test_several_routers_without_common_state_reach_95_percent_of_the_hits_of_one(name: str) -> None:
+def test_several_routers_without_common_state_reach_95_percent_of_the_hits_of_one(name):
     make, model = WORKLOADS[name]
     columns = make()
 
@@ -75,13 +75,13 @@ def test_several_routers_without_common_state_reach_95_percent_of_the_hits_of_on
 
 
 @pytest.mark.skipif(not FOUND, reason=f"TRACE NOT FOUND: {NAME} (set WARMPATH_TRACES to its folder)")
-def test_two_routers_reach_95_percent_of_the_hits_of_one_on_a_real_trace() -> None:
+def test_two_routers_reach_95_percent_of_the_hits_of_one_on_a_real_trace():
     columns, model = read_columns(FOUND[0]), FastEngineConfig(4000)
 
     assert hit_rate(columns, model, 2) >= 0.95 * hit_rate(columns, model, 1)
 
 
-def test_with_events_a_router_knows_what_others_have_sent() -> None:
+def test_with_events_a_router_knows_what_others_have_sent():
     make, model = WORKLOADS["families"]
     columns = make()
     single, unshared, shared = (
@@ -93,7 +93,7 @@ def test_with_events_a_router_knows_what_others_have_sent() -> None:
     assert shared == pytest.approx(single, rel=0.02)
 
 
-def test_events_that_are_late_help_less() -> None:
+def test_events_that_are_late_help_less():
     make, model = WORKLOADS["families"]
     columns = make()
     at_once, late, never = (
@@ -105,7 +105,7 @@ def test_events_that_are_late_help_less() -> None:
     assert never < at_once
 
 
-def test_two_routers_without_common_state_find_the_conversations_whose_session_keys_clients_send() -> None:
+def test_two_routers_without_common_state_find_the_conversations_whose_session_keys_clients_send():
     columns, model = synthetic_traces.coding(1500, 1), FastEngineConfig(1500)
     sessions = synthetic_traces.sessions_of(columns)
     single, unknown, known = (
@@ -118,7 +118,7 @@ def test_two_routers_without_common_state_find_the_conversations_whose_session_k
 
 
 @pytest.mark.parametrize("name", ["agents", "chat", "families", "mixed_lengths", "tides"])
-def test_routers_that_share_their_state_place_requests_as_one_does(name: str) -> None:
+def test_routers_that_share_their_state_place_requests_as_one_does(name):
     make, model = WORKLOADS[name]
     columns = make()
     single, shared, unshared = (
@@ -131,7 +131,7 @@ def test_routers_that_share_their_state_place_requests_as_one_does(name: str) ->
     assert shared[1] < unshared[1]
 
 
-def test_state_that_is_shared_late_helps_less() -> None:
+def test_state_that_is_shared_late_helps_less():
     make, model = WORKLOADS["mixed_lengths"]
     columns = make()
     at_once, late, never = (
@@ -142,7 +142,7 @@ def test_state_that_is_shared_late_helps_less() -> None:
     assert at_once < late < never
 
 
-def test_in_the_worst_case_a_request_arrives_at_a_router_that_does_not_know_its_prompt() -> None:
+def test_in_the_worst_case_a_request_arrives_at_a_router_that_does_not_know_its_prompt():
     columns = Columns(SMALL_BLOCK_TOKENS)
     for number in range(8):  # the same prompt, a minute apart
         columns.append(60.0 * number, 1600, 10, array("Q", range(100)))

@@ -71,7 +71,7 @@ def hit_rate(result: object) -> float:
     return sum(cached) / (24 * BLOCK * len(cached))
 
 
-def test_affinity_has_more_hits_than_round_robin_on_the_same_requests() -> None:
+def test_affinity_has_more_hits_than_round_robin_on_the_same_requests():
     results = replay_job(
         job(
             scenario("a", RoundRobinSettings(), blocks=600),
@@ -88,7 +88,7 @@ def test_affinity_has_more_hits_than_round_robin_on_the_same_requests() -> None:
     assert results[2].reasons.keys() <= {"affinity", "hit", "spill"}
 
 
-def test_sessions_stay_on_one_engine() -> None:
+def test_sessions_stay_on_one_engine():
     (result,) = replay_job(job(scenario("s", SessionAffinitySettings(slack_s=60.0))), lambda _done, _of: None)
     engines: dict[int, Counter[int]] = {}
     for number, engine in enumerate(array("q", result.engine)):
@@ -97,7 +97,7 @@ def test_sessions_stay_on_one_engine() -> None:
 
 
 @pytest.mark.parametrize("routers", [1, 2])
-def test_session_affinity_keeps_what_an_unbounded_hash_of_the_session_keeps(routers: int) -> None:
+def test_session_affinity_keeps_what_an_unbounded_hash_of_the_session_keeps(routers):
     """Sessions of twelve turns, which begin with one of three prefixes and grow by 4 to 29 blocks a turn."""
     rng, turns, ids, starts = random.Random(1), [], array("Q"), array("q", [0])
     for session in range(120):
@@ -129,7 +129,7 @@ def test_session_affinity_keeps_what_an_unbounded_hash_of_the_session_keeps(rout
     assert bounded > unbounded - 0.005
 
 
-def test_tiered_uses_a_few_engines_for_each_prefix() -> None:
+def test_tiered_uses_a_few_engines_for_each_prefix():
     (result,) = replay_job(job(scenario("t", TieredSettings(replicas=2))), lambda _done, _of: None)
     engines: dict[int, set[int]] = {}
     for number, engine in enumerate(array("q", result.engine)):
@@ -137,7 +137,7 @@ def test_tiered_uses_a_few_engines_for_each_prefix() -> None:
     assert {len(found) for found in engines.values()} <= {1, 2}
 
 
-def test_separate_routers_know_only_their_own_requests() -> None:
+def test_separate_routers_know_only_their_own_requests():
     one, three = replay_job(
         job(scenario("one", LowestCostSettings()), scenario("three", LowestCostSettings(), routers=3), prompts=150),
         lambda _done, _of: None,
@@ -145,7 +145,7 @@ def test_separate_routers_know_only_their_own_requests() -> None:
     assert hit_rate(one) > hit_rate(three)
 
 
-def test_a_task_group_uses_its_own_policy_and_replicas() -> None:
+def test_a_task_group_uses_its_own_policy_and_replicas():
     group = TaskGroupConfig("batch", policy=PolicyConfig("batch", 1, RoundRobinSettings()), replicas=("gpu-1", "gpu-2"))
     (result,) = replay_job(job(scenario("g", LowestCostSettings(), groups=(group,))), lambda _done, _of: None)
     engines = array("q", result.engine)
@@ -153,7 +153,7 @@ def test_a_task_group_uses_its_own_policy_and_replicas() -> None:
     assert result.reasons["round_robin"] == 200
 
 
-def test_a_cache_that_is_smaller_than_a_prompt_is_a_reason_and_the_others_are_replayed() -> None:
+def test_a_cache_that_is_smaller_than_a_prompt_is_a_reason_and_the_others_are_replayed():
     small, large = replay_job(
         job(scenario("small", LowestCostSettings(), blocks=10), scenario("large", LowestCostSettings())),
         lambda _done, _of: None,
@@ -163,7 +163,7 @@ def test_a_cache_that_is_smaller_than_a_prompt_is_a_reason_and_the_others_are_re
     assert len(array("d", large.ttft_s)) == 400
 
 
-def test_the_process_writes_results_and_reports_progress(tmp_path: Path) -> None:
+def test_the_process_writes_results_and_reports_progress(tmp_path):
     document = job(scenario("a", RoundRobinSettings()), scenario("b", LowestCostSettings()))
     (tmp_path / "job").write_bytes(encode(document))
 
@@ -176,14 +176,14 @@ def test_the_process_writes_results_and_reports_progress(tmp_path: Path) -> None
     assert json.loads(done.stdout.splitlines()[-1]) == {"done": 800, "of": 800}
 
 
-def test_anything_else_than_a_job_is_one_line_and_status_2(tmp_path: Path) -> None:
+def test_anything_else_than_a_job_is_one_line_and_status_2(tmp_path):
     (tmp_path / "job").write_bytes(b"garbage")
     done = _run(tmp_path, stdin=None)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert not (tmp_path / "result").exists()
 
 
-def test_the_process_stops_when_its_parent_closes_the_input(tmp_path: Path) -> None:
+def test_the_process_stops_when_its_parent_closes_the_input(tmp_path):
     (tmp_path / "job").write_bytes(encode(job(scenario("a", RoundRobinSettings()))))
     assert _run(tmp_path, stdin=subprocess.DEVNULL).returncode == 3
     assert not (tmp_path / "result").exists()

@@ -61,7 +61,7 @@ def in_group(tested: Canary) -> RouterConfig:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_an_invalid_canary_is_rejected_with_its_path(snapshot: RouterConfig, path: str, reason: str) -> None:
+def test_an_invalid_canary_is_rejected_with_its_path(snapshot, path, reason):
     with pytest.raises(ConfigError) as rejection:
         dump_snapshot(snapshot, 1)
 
@@ -81,7 +81,7 @@ def test_an_invalid_canary_is_rejected_with_its_path(snapshot: RouterConfig, pat
         "role",
     ],
 )
-def test_a_later_field_is_written_only_if_it_is_set_so_that_older_routers_read_the_rest(name: str) -> None:
+def test_a_later_field_is_written_only_if_it_is_set_so_that_older_routers_read_the_rest(name):
     assert f'"{name}"'.encode() not in dump_snapshot(config(pool()), 1).document
 
 
@@ -120,20 +120,20 @@ def loaded(**fields: Any) -> RouterConfig:
         7,
     ],
 )
-def test_a_wrong_endpoint_is_rejected_with_its_path(field: str, wrong: object) -> None:
+def test_a_wrong_endpoint_is_rejected_with_its_path(field, wrong):
     with pytest.raises(ConfigError) as error:
         loaded(**{field: wrong})
     assert error.value.path.endswith(f"kv_events.{field}")
 
 
-def test_the_ports_of_all_ranks_exist() -> None:
+def test_the_ports_of_all_ranks_exist():
     assert loaded(endpoint="tcp://gpu-1:65534", data_parallel_size=2)
     with pytest.raises(ConfigError, match="last of 3 ranks") as error:
         loaded(endpoint="tcp://gpu-1:65534", data_parallel_size=3)
     assert error.value.path == "$.pools[0].replicas[0].kv_events.endpoint"
 
 
-def test_a_topic_is_bounded_and_unknown_fields_are_rejected() -> None:
+def test_a_topic_is_bounded_and_unknown_fields_are_rejected():
     for fields in ({"topic": "x" * 257}, {"kv_events": {"endpoint": "tcp://a:1", "port": 1}}):
         with pytest.raises(ConfigError):
             loaded(**fields)
@@ -144,7 +144,7 @@ def test_a_topic_is_bounded_and_unknown_fields_are_rejected() -> None:
 
 @pytest.mark.parametrize("field", ["allowed", "forbidden"])
 @pytest.mark.parametrize("wrong", ["10.0.0.1/8", "here", "", "10.0.0.0/33"])
-def test_an_invalid_network_is_rejected_with_its_path(field: str, wrong: str) -> None:
+def test_an_invalid_network_is_rejected_with_its_path(field, wrong):
     document = json.loads(dump_snapshot(replace(config(), replica_networks=ReplicaNetworks()), 1).document)
     document["config"]["replica_networks"][field] = ["10.0.0.0/8", wrong]
     del document["sha256"]
@@ -166,12 +166,12 @@ def test_an_invalid_network_is_rejected_with_its_path(field: str, wrong: str) ->
         ("no address", False),
     ],
 )
-def test_forbidden_networks_take_precedence(address: str, is_permitted: bool) -> None:
+def test_forbidden_networks_take_precedence(address, is_permitted):
     rules = AddressRules(ReplicaNetworks(allowed=("10.0.0.0/8",), forbidden=("10.1.0.0/16",)))
     assert (rules.rejection_reason(address) is None) is is_permitted
 
 
-def test_metadata_services_and_link_local_addresses_are_forbidden_by_default() -> None:
+def test_metadata_services_and_link_local_addresses_are_forbidden_by_default():
     rules = AddressRules(ReplicaNetworks())
     for address in ("169.254.169.254", "fe80::1", "fd00:ec2::254", "100.100.100.200", "0.0.0.0", "224.0.0.1"):
         assert rules.rejection_reason(address) is not None
@@ -193,17 +193,17 @@ PREFILL, DECODE, BOTH = ReplicaRole.PREFILL, ReplicaRole.DECODE, ReplicaRole.BOT
 
 
 @pytest.mark.parametrize("roles", [(PREFILL, DECODE), (PREFILL, BOTH), (DECODE,), (BOTH,), ()])
-def test_a_pool_needs_a_replica_that_can_decode(roles: tuple[ReplicaRole, ...]) -> None:
+def test_a_pool_needs_a_replica_that_can_decode(roles):
     dump_snapshot(with_roles(*roles), 1)
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_pool_of_prefill_replicas_is_rejected(count: int) -> None:
+def test_a_pool_of_prefill_replicas_is_rejected(count):
     with pytest.raises(ConfigError, match=r"\$\.pools\[0\]\.replicas: all replicas .* have the role prefill"):
         dump_snapshot(with_roles(*[PREFILL] * count), 1)
 
 
-def test_a_task_group_needs_a_replica_that_can_decode() -> None:
+def test_a_task_group_needs_a_replica_that_can_decode():
     group = TaskGroupConfig(name="coding", replicas=("r0",))
     dump_snapshot(with_roles(DECODE, PREFILL, groups=(group,)), 1)
 
@@ -211,7 +211,7 @@ def test_a_task_group_needs_a_replica_that_can_decode() -> None:
         dump_snapshot(with_roles(PREFILL, DECODE, groups=(group,)), 1)
 
 
-def test_unknown_roles_and_negative_minima_are_rejected() -> None:
+def test_unknown_roles_and_negative_minima_are_rejected():
     document = dump_snapshot(with_roles(PREFILL, DECODE), 1).document.replace(b'"sha256"', b'"unread"')
     with pytest.raises(ConfigError, match=r"replicas\[0\]\.role"):
         load_snapshot(document.replace(b'"prefill"', b'"encode"'))

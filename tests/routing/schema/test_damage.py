@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -46,12 +45,12 @@ def can_be_run(config: RouterConfig) -> bool:
     return True
 
 
-def test_the_undamaged_configuration_is_accepted() -> None:
+def test_the_undamaged_configuration_is_accepted():
     assert read(encrypted(CONFIG))
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_changed_values_are_accepted_or_rejected_with_a_reason(seed: int) -> None:
+def test_changed_values_are_accepted_or_rejected_with_a_reason(seed):
     chance = random.Random(seed)
     accepted = 0
     for _ in range(ROUNDS):
@@ -63,7 +62,7 @@ def test_changed_values_are_accepted_or_rejected_with_a_reason(seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_changed_bytes_are_accepted_or_rejected_with_a_reason(seed: int) -> None:
+def test_changed_bytes_are_accepted_or_rejected_with_a_reason(seed):
     chance = random.Random(seed)
     valid = encrypted(CONFIG)
     for _ in range(ROUNDS):
@@ -75,7 +74,7 @@ def test_changed_bytes_are_accepted_or_rejected_with_a_reason(seed: int) -> None
 
 @settings(max_examples=300)
 @given(st.binary(max_size=100))
-def test_arbitrary_bytes_are_rejected(document: bytes) -> None:
+def test_arbitrary_bytes_are_rejected(document):
     assert not read(document)
 
 
@@ -88,7 +87,7 @@ json_values = st.recursive(
 
 @settings(max_examples=300)
 @given(json_values, json_values, json_values, json_values)
-def test_arbitrary_json_is_rejected(schema: Any, revision: Any, sha256: Any, config: Any) -> None:
+def test_arbitrary_json_is_rejected(schema, revision, sha256, config):
     assert not read(encrypted(config, schema=schema, revision=revision, sha256=sha256))
     assert not read(encrypted(config))
     with pytest.raises(ConfigError):
@@ -96,7 +95,7 @@ def test_arbitrary_json_is_rejected(schema: Any, revision: Any, sha256: Any, con
 
 
 @pytest.mark.parametrize("prefix", [b"[", b'{"a":', b'{"schema":1,"revision":1,"config":[', b'{"config":{"pools":['])
-def test_deep_nesting_is_rejected(prefix: bytes) -> None:
+def test_deep_nesting_is_rejected(prefix):
     assert not read(prefix * 100_000)
 
 
@@ -116,7 +115,7 @@ def test_deep_nesting_is_rejected(prefix: bytes) -> None:
     ],
     ids=str,
 )
-def test_patterns_allow_no_trailing_newline(keys: tuple[str | int, ...]) -> None:
+def test_patterns_allow_no_trailing_newline(keys):
     tree = json.loads(json.dumps(CONFIG))
     pool = tree["pools"][0]
     pool |= {"health": {"path": "/health"}, "caps": {"media_hosts": ["media.example"]}}

@@ -90,7 +90,7 @@ def prompt(seed: int) -> array[int]:
     return array("Q", [chance.getrandbits(64) for _ in range(20)])
 
 
-async def test_routers_know_each_others_loads_and_prompts(start: Start) -> None:
+async def test_routers_know_each_others_loads_and_prompts(start):
     one, other = start(1), start(2)
     await until_peers(one, other)
     await until(lambda: one.residency.placed is not None)
@@ -107,7 +107,7 @@ async def test_routers_know_each_others_loads_and_prompts(start: Start) -> None:
     assert (one.exchange.errors, other.exchange.errors) == ({}, {})
 
 
-async def test_a_router_that_joins_learns_the_prompts_that_were_placed_before(start: Start) -> None:
+async def test_a_router_that_joins_learns_the_prompts_that_were_placed_before(start):
     one, other = start(1), start(2)
     await until_peers(one, other)
     await until(lambda: one.residency.placed is not None)
@@ -119,7 +119,7 @@ async def test_a_router_that_joins_learns_the_prompts_that_were_placed_before(st
     await until(lambda: new.residency.match(prompt(1)).blocks == 20)
 
 
-async def test_a_router_that_leaves_takes_its_load_with_it(start: Start) -> None:
+async def test_a_router_that_leaves_takes_its_load_with_it(start):
     one, other = start(1), start(2)
     await until_peers(one, other)
     one.send(A, 0, prompt(1))
@@ -130,7 +130,7 @@ async def test_a_router_that_leaves_takes_its_load_with_it(start: Start) -> None
     await until(lambda: other.seen[0] == (0, 0) and not other.exchange.peers)
 
 
-async def test_a_router_that_is_alone_publishes_that_it_is_alive_and_no_prompts(start: Start) -> None:
+async def test_a_router_that_is_alone_publishes_that_it_is_alive_and_no_prompts(start):
     router = start(1)
     await until(lambda: router.exchange.age_s is not None)
     for number in range(50):
@@ -141,7 +141,7 @@ async def test_a_router_that_is_alone_publishes_that_it_is_alive_and_no_prompts(
     assert router.exchange.published_bytes < 200 * router.exchange.published
 
 
-async def test_routers_of_other_fleets_are_no_peers(start: Start) -> None:
+async def test_routers_of_other_fleets_are_no_peers(start):
     one, other = start(1), start(2, OTHER_SECRET)
     one.send(A, 0, prompt(1))
     await until(lambda: one.exchange.published > 5 < other.exchange.published)
@@ -150,7 +150,7 @@ async def test_routers_of_other_fleets_are_no_peers(start: Start) -> None:
     assert other.exchange.received == 0
 
 
-async def test_a_router_that_changes_its_secret_joins_the_other_fleet(start: Start) -> None:
+async def test_a_router_that_changes_its_secret_joins_the_other_fleet(start):
     one, other = start(1), start(2, OTHER_SECRET)
     await until(lambda: one.exchange.age_s is not None and other.exchange.age_s is not None)
 
@@ -159,7 +159,7 @@ async def test_a_router_that_changes_its_secret_joins_the_other_fleet(start: Sta
     await until_peers(one, other)
 
 
-async def test_garbage_on_the_channel_is_counted_and_changes_nothing(start: Start, commands: Redis) -> None:
+async def test_garbage_on_the_channel_is_counted_and_changes_nothing(start, commands):
     one, other = start(1), start(2)
     await until_peers(one, other)
     one.send(A, 0, prompt(1))
@@ -179,7 +179,7 @@ async def test_garbage_on_the_channel_is_counted_and_changes_nothing(start: Star
     assert set(other.exchange.errors) == {"message"}
 
 
-async def test_a_flushed_or_full_server_costs_nothing(start: Start, commands: Redis) -> None:
+async def test_a_flushed_or_full_server_costs_nothing(start, commands):
     one, other = start(1), start(2)
     await until_peers(one, other)
     commands.flushall()
@@ -221,7 +221,7 @@ def server(short_dir: Path, tmp_path: Path) -> Iterator[Server]:
     server.stop()
 
 
-async def test_without_the_server_a_router_decides_alone_and_comes_back_by_itself(start: Start, server: Server) -> None:
+async def test_without_the_server_a_router_decides_alone_and_comes_back_by_itself(start, server):
     one, other = start(1, at=server.url), start(2, at=server.url)
     await until_peers(one, other)
     one.send(A, 0, prompt(1))
@@ -248,7 +248,7 @@ def paused(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-async def test_a_paused_server_costs_the_shared_view_and_bounded_memory(start: Start, server: Server) -> None:
+async def test_a_paused_server_costs_the_shared_view_and_bounded_memory(start, server):
     one, other = start(1, at=server.url), start(2, at=server.url)
     await until_peers(one, other)
     one.send(A, 0, prompt(1))
@@ -269,9 +269,7 @@ async def test_a_paused_server_costs_the_shared_view_and_bounded_memory(start: S
     assert unsent <= MAX_UNACKNOWLEDGED
 
 
-async def test_a_refusal_of_the_server_is_logged_without_credentials_and_tried_again(
-    start: Start, server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_refusal_of_the_server_is_logged_without_credentials_and_tried_again(start, server, caplog):
     with Redis.from_url(server.url) as redis:
         redis.execute_command("ACL", "SETUSER", "reader", "on", ">hidden", "+subscribe", "&warmpath-state:*")
         router = start(1, at=server.url.replace("unix://", "unix://reader:hidden@"))

@@ -70,7 +70,7 @@ def tell(sender: Router, receiver: Router, sequence: int, *, is_whole: bool = Fa
     assert receiver.view.apply(b"sender", sequence, update, receiver.now_s)
 
 
-def test_a_router_adds_the_loads_of_its_peers_to_its_own() -> None:
+def test_a_router_adds_the_loads_of_its_peers_to_its_own():
     one, other, third = Router(), Router(started_s=600.0), Router(started_s=90_000.0)
     one.send(A, 1000)
     other.send(A, 500)
@@ -84,7 +84,7 @@ def test_a_router_adds_the_loads_of_its_peers_to_its_own() -> None:
     assert one.take().loads == {"a": (1, 1000)}  # its own part only
 
 
-def test_a_first_token_and_an_end_reach_the_peers() -> None:
+def test_a_first_token_and_an_end_reach_the_peers():
     one, other = Router(), Router()
     ticket = one.send(A, 1000)
     tell(one, other, 1)
@@ -98,7 +98,7 @@ def test_a_first_token_and_an_end_reach_the_peers() -> None:
     assert one.take() is None
 
 
-def test_progress_of_a_prefill_is_published_in_steps() -> None:
+def test_progress_of_a_prefill_is_published_in_steps():
     one = Router()
     one.send(A, 8000)
     told = []
@@ -112,7 +112,7 @@ def test_progress_of_a_prefill_is_published_in_steps() -> None:
     assert 8 <= len(told) <= 11
 
 
-def test_a_whole_update_that_repeats_loads_changes_nothing() -> None:
+def test_a_whole_update_that_repeats_loads_changes_nothing():
     one, other = Router(), Router()
     one.send(A, 1000)
     tell(one, other, 1)
@@ -127,7 +127,7 @@ def test_a_whole_update_that_repeats_loads_changes_nothing() -> None:
     assert len(list(other.loads.changes_since(known))) == 1  # of B
 
 
-def test_a_peer_knows_the_prompts_that_others_have_sent() -> None:
+def test_a_peer_knows_the_prompts_that_others_have_sent():
     one, other, prompt = Router(), Router(), chain(1, 20)
     one.send(B, 1280, prompt)
     bit = other.residency.replica(B).bit
@@ -140,7 +140,7 @@ def test_a_peer_knows_the_prompts_that_others_have_sent() -> None:
     assert other.residency.placed == []  # only the router that has sent a prompt tells of it
 
 
-def test_a_router_without_peers_collects_no_prompts() -> None:
+def test_a_router_without_peers_collects_no_prompts():
     one = Router()
     one.own.set_peers(0)
     one.send(A, 100)
@@ -149,7 +149,7 @@ def test_a_router_without_peers_collects_no_prompts() -> None:
     assert one.take(is_whole=True) == Update(True, {"a": (1, 100)}, [])
 
 
-def test_prompts_that_do_not_fit_are_left_out_and_loads_are_not() -> None:
+def test_prompts_that_do_not_fit_are_left_out_and_loads_are_not():
     one = Router()
     for number in range(3):
         one.send(A, 100, chain(number, 10))
@@ -162,7 +162,7 @@ def test_prompts_that_do_not_fit_are_left_out_and_loads_are_not() -> None:
     assert one.residency.placed == []
 
 
-def test_a_prompt_that_was_told_a_short_time_ago_is_counted_and_its_blocks_are_not_published_again() -> None:
+def test_a_prompt_that_was_told_a_short_time_ago_is_counted_and_its_blocks_are_not_published_again():
     one, other, prompt = Router(), Router(), chain(1, 20)
     one.send(A, 100, prompt)
     tell(one, other, 1)
@@ -182,7 +182,7 @@ def test_a_prompt_that_was_told_a_short_time_ago_is_counted_and_its_blocks_are_n
     assert len(one.take().placed[0][2]) == 20 * HASH_BYTES  # the new peer has none of them
 
 
-def test_what_is_remembered_as_published_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_remembered_as_published_is_bounded(monkeypatch):
     monkeypatch.setattr(view_module, "MAX_PUBLISHED", 3)
     one = Router()
     for number in range(50):
@@ -192,7 +192,7 @@ def test_what_is_remembered_as_published_is_bounded(monkeypatch: pytest.MonkeyPa
     assert sum(map(len, one.own._published_prompts)) <= 8
 
 
-def test_prompts_of_peers_are_not_recorded_at_a_replica_that_caches_nothing() -> None:
+def test_prompts_of_peers_are_not_recorded_at_a_replica_that_caches_nothing():
     one, other, prompt = Router(), Router(), chain(1, 20)
     other.residency.replica(A).caches_nothing = True
     one.send(A, 100, prompt)
@@ -202,7 +202,7 @@ def test_prompts_of_peers_are_not_recorded_at_a_replica_that_caches_nothing() ->
     assert other.loads.load(A).recent > 0
 
 
-def test_prompts_that_wait_for_a_publisher_are_bounded() -> None:
+def test_prompts_that_wait_for_a_publisher_are_bounded():
     one = Router()
     for number in range(MAX_PLACED + 2):
         one.residency.insert(A, chain(number), 0.0)
@@ -210,7 +210,7 @@ def test_prompts_that_wait_for_a_publisher_are_bounded() -> None:
     assert len(one.residency.placed) == MAX_PLACED
 
 
-def test_a_lost_update_is_repaired_by_the_next_whole_one() -> None:
+def test_a_lost_update_is_repaired_by_the_next_whole_one():
     one, other = Router(), Router()
     ticket = one.send(A, 1000)
     tell(one, other, 1)
@@ -227,7 +227,7 @@ def test_a_lost_update_is_repaired_by_the_next_whole_one() -> None:
     assert other.view.lost == 1
 
 
-def test_an_update_that_is_repeated_or_late_is_ignored() -> None:
+def test_an_update_that_is_repeated_or_late_is_ignored():
     one, other = Router(), Router()
     one.send(A, 1000)
     first = one.take()
@@ -241,7 +241,7 @@ def test_an_update_that_is_repeated_or_late_is_ignored() -> None:
     assert other.view.placed == 1
 
 
-def test_a_silent_peer_does_not_count_until_it_is_heard_again() -> None:
+def test_a_silent_peer_does_not_count_until_it_is_heard_again():
     one, other = Router(), Router()
     one.send(A, 1000)
     other.send(A, 30)
@@ -259,7 +259,7 @@ def test_a_silent_peer_does_not_count_until_it_is_heard_again() -> None:
     assert other.seen(A) == (2, 1030)
 
 
-def test_a_router_that_is_cut_off_counts_no_peer() -> None:
+def test_a_router_that_is_cut_off_counts_no_peer():
     one, other = Router(), Router()
     one.send(A, 1000)
     tell(one, other, 1)
@@ -269,7 +269,7 @@ def test_a_router_that_is_cut_off_counts_no_peer() -> None:
     assert other.seen(A) == (0, 0)
 
 
-def test_peers_with_another_configuration_share_what_both_have() -> None:
+def test_peers_with_another_configuration_share_what_both_have():
     one, other = Router(), Router()
     one.residency.add_replica(ELSEWHERE)
     one.own.configure([A, ELSEWHERE])
@@ -283,7 +283,7 @@ def test_peers_with_another_configuration_share_what_both_have() -> None:
     assert other.residency.replica(ELSEWHERE) is None
 
 
-def test_a_new_configuration_counts_what_peers_have_told_of_its_targets() -> None:
+def test_a_new_configuration_counts_what_peers_have_told_of_its_targets():
     one, other = Router(), Router()
     one.send(A, 10)
     one.send(B, 20)
@@ -295,7 +295,7 @@ def test_a_new_configuration_counts_what_peers_have_told_of_its_targets() -> Non
     assert (without, other.seen(A), other.seen(B)) == ((0, 0), (1, 10), (1, 20))
 
 
-def test_the_number_of_remembered_peers_is_bounded() -> None:
+def test_the_number_of_remembered_peers_is_bounded():
     router = Router()
     for number in range(3 * MAX_PEERS):
         router.now_s += 0.001
@@ -305,7 +305,7 @@ def test_the_number_of_remembered_peers_is_bounded() -> None:
     assert router.seen(A) == (MAX_PEERS, 5 * MAX_PEERS)
 
 
-def test_the_number_of_remembered_silent_peers_is_bounded() -> None:
+def test_the_number_of_remembered_silent_peers_is_bounded():
     router = Router()
     for number in range(3 * MAX_SILENT):
         router.now_s += 2 * SILENT_S
@@ -337,7 +337,7 @@ def fleet(*names: bytes) -> list[Router]:
     return routers
 
 
-def test_a_router_that_joins_learns_the_prompts_that_others_have_placed() -> None:
+def test_a_router_that_joins_learns_the_prompts_that_others_have_placed():
     first, second = fleet(b"a", b"b")
     for number in range(30):
         first.now_s += 1
@@ -365,7 +365,7 @@ def test_a_router_that_joins_learns_the_prompts_that_others_have_placed() -> Non
     assert first.view.answer(first.now_s + ANSWER_S, 1 << 20) is None, "once for each router"
 
 
-def test_answers_are_bounded_in_bytes_and_frequency() -> None:
+def test_answers_are_bounded_in_bytes_and_frequency():
     [only] = fleet(b"a")
     for number in range(200):
         only.send(A if number % 2 else B, 100, chain(number, 20))
@@ -384,7 +384,7 @@ def test_answers_are_bounded_in_bytes_and_frequency() -> None:
     assert only.view.answer(ANSWER_PERIOD_S, 4000).answer[0] == b"x"
 
 
-def test_an_answer_ends_with_the_wait_for_it_and_prolongs_that() -> None:
+def test_an_answer_ends_with_the_wait_for_it_and_prolongs_that():
     [only] = fleet(b"a")
     only.send(A, 100, chain(1, 20))
     only.send(B, 100, chain(2, 20))
@@ -400,7 +400,7 @@ def test_an_answer_ends_with_the_wait_for_it_and_prolongs_that() -> None:
     assert only.view.answer(0.1, 300) is None, "nobody waits for the other replica's prompts"
 
 
-def test_asks_that_are_repeated_or_of_routers_that_are_gone_are_bounded() -> None:
+def test_asks_that_are_repeated_or_of_routers_that_are_gone_are_bounded():
     """Whoever has recorded messages on the channel can publish them again."""
     [only] = fleet(b"a")
     asking = Update(True, {}, [], asks=True)
@@ -415,7 +415,7 @@ def test_asks_that_are_repeated_or_of_routers_that_are_gone_are_bounded() -> Non
     assert only.view.answer(5.0 + SILENT_S, 1 << 20) is None
 
 
-def test_routers_that_ask_leave_the_answer_to_one_that_knows_and_wait_for_a_limited_time() -> None:
+def test_routers_that_ask_leave_the_answer_to_one_that_knows_and_wait_for_a_limited_time():
     new, other = joining(), joining()
     for router in (new, other):
         router.view.apply(b"knows", 1, Update(True, {}, []), router.now_s)
@@ -430,7 +430,7 @@ def test_routers_that_ask_leave_the_answer_to_one_that_knows_and_wait_for_a_limi
     assert len(other.residency) == 0
 
 
-def test_a_sealed_message_can_be_opened_by_routers_with_the_same_secret_only() -> None:
+def test_a_sealed_message_can_be_opened_by_routers_with_the_same_secret_only():
     message = Message(b"identity", 7, Update(True, {"a": (1, 2)}, [("a", 64, chain(1).tobytes())]))
     seal = Seal(SECRET)
     data = seal.close(message)
@@ -441,7 +441,7 @@ def test_a_sealed_message_can_be_opened_by_routers_with_the_same_secret_only() -
     assert SECRET.encode() not in data + seal.channel
 
 
-def test_a_changed_message_is_not_opened() -> None:
+def test_a_changed_message_is_not_opened():
     seal, chance = Seal(SECRET), random.Random("changes")
     data = seal.close(Message(b"identity", 7, Update(False, {}, [])))
     for at in range(len(data)):
@@ -464,7 +464,7 @@ def test_a_changed_message_is_not_opened() -> None:
         None,
     ],
 )
-def test_an_update_of_another_shape_is_not_opened(update: object) -> None:
+def test_an_update_of_another_shape_is_not_opened(update):
     seal = Seal(SECRET)
     data = seal.close(Message(b"identity", 1, update))
 

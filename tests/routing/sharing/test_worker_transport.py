@@ -70,7 +70,7 @@ class Worker:
         return self.loads.load(A).remote_running
 
 
-async def test_workers_hear_each_other_and_are_no_other_routers(workers: Workers) -> None:
+async def test_workers_hear_each_other_and_are_no_other_routers(workers):
     three = [Worker(workers, place) for place in range(3)]
     await until(lambda: all(worker.hears == 2 for worker in three))
     three[0].loads.dispatch(A, 0)
@@ -88,9 +88,7 @@ async def test_workers_hear_each_other_and_are_no_other_routers(workers: Workers
     assert workers.unread(3) == 0  # where nobody runs
 
 
-async def test_a_worker_that_does_not_read_costs_the_others_nothing_but_what_is_dropped_and_counted(
-    workers: Workers,
-) -> None:
+async def test_a_worker_that_does_not_read_costs_the_others_nothing_but_what_is_dropped_and_counted(workers):
     reading, silent, received = workers.transport(0), workers.transport(1), list[bytes]()
     reading.join(b"channel", received.append)
     for number in range(2000):
@@ -109,7 +107,7 @@ async def test_a_worker_that_does_not_read_costs_the_others_nothing_but_what_is_
     assert reading.errors == {"datagram": dropped}
 
 
-async def test_a_worker_counts_no_others_once_it_does_not_hear_itself(workers: Workers) -> None:
+async def test_a_worker_counts_no_others_once_it_does_not_hear_itself(workers):
     one, other = Worker(workers, 0), Worker(workers, 1)
     await until(lambda: one.hears == other.hears == 1)
     workers.running.discard(0)  # as others see a worker that was stopped
@@ -121,7 +119,7 @@ async def test_a_worker_counts_no_others_once_it_does_not_hear_itself(workers: W
         worker.exchange.close()
 
 
-async def test_the_queue_of_a_worker_that_has_exited_is_empty_for_its_successor(workers: Workers) -> None:
+async def test_the_queue_of_a_worker_that_has_exited_is_empty_for_its_successor(workers):
     one, received = workers.transport(0), list[bytes]()
     workers.transport(1)
     one.send(b"before")
@@ -135,7 +133,7 @@ async def test_the_queue_of_a_worker_that_has_exited_is_empty_for_its_successor(
     assert received == [b"after"]
 
 
-async def test_a_message_arrives_whole_or_is_dropped_and_counted(workers: Workers) -> None:
+async def test_a_message_arrives_whole_or_is_dropped_and_counted(workers):
     one, received = workers.transport(0), list[bytes]()
     one.join(b"channel", received.append)
     sizes = [MAX_DATAGRAM_BYTES + 4096, QUEUE_BYTES + 4096, 1 << 20]

@@ -16,7 +16,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from routing.simulation.blocks import BlockKey, BlockPool
+from routing.simulation.blocks import BlockKey
 from routing.simulation.engine import Engine, EngineConfig, Sequence, Step
 
 
@@ -64,16 +64,6 @@ class Replay:
     placed: list[int] = field(default_factory=list)  # index of the engine
     sequences: list[Sequence] = field(default_factory=list)
 
-    @property
-    def hit_rate(self) -> float:
-        """Hit tokens / prompt tokens."""
-        prompt = sum(sequence.prompt_tokens for sequence in self.sequences)
-        return sum(sequence.cached_tokens or 0 for sequence in self.sequences) / prompt
-
-    def ttft_s(self) -> list[float]:
-        """Seconds from arrival to the first token, ascending."""
-        return sorted(s.first_token_s - s.arrived_s for s in self.sequences if s.first_token_s is not None)
-
 
 class _Fleet:
     """Engines and their steps in progress."""
@@ -104,10 +94,9 @@ def replay(
     config: EngineConfig,
     replicas: int,
     choose: Callable[[R, SequenceOf[Engine]], int],
-    time_scale: float = 1.0,
     observe: Callable[[SequenceOf[Sequence], float], None] | None = None,
 ) -> Replay:
-    """Replay requests (ascending in time) over ``replicas`` engines; ``time_scale`` 2 plays twice as fast.
+    """Replay requests (ascending in time) over ``replicas`` engines.
 
     ``choose`` is called at each arrival, with every engine in its state of that time; before it ``observe``, with all
     earlier sequences and the time.
@@ -116,34 +105,15 @@ def replay(
     engines = [Engine(config) for _ in range(replicas)]
     fleet = _Fleet(engines)
     for row, following in zip(rows, [*rows[1:], None], strict=True):
-        now_s = row.at_s / time_scale
-        fleet.advance(now_s)
+        fleet.advance(row.at_s)
         if observe is not None:
-            observe(result.sequences, now_s)
+            observe(result.sequences, row.at_s)
         chosen = choose(row, engines)
-        sequence = Sequence(row.keys, row.prompt_tokens, row.output_tokens, now_s)
+        sequence = Sequence(row.keys, row.prompt_tokens, row.output_tokens, row.at_s)
         engines[chosen].submit(sequence)
         result.placed.append(chosen)
         result.sequences.append(sequence)
         if chosen not in fleet.steps:
-            fleet.plan_step(chosen, now_s, math.inf if following is None else following.at_s / time_scale)
+            fleet.plan_step(chosen, row.at_s, math.inf if following is None else following.at_s)
     fleet.advance(math.inf)
     return result
-
-
-def replay_in_order(requests: Iterable[R], block_tokens: int, capacity: int | None, replicas: int) -> float:
-    """Hit rate without any timing: round robin, each request finished before the next arrives."""
-    pools = [BlockPool(capacity) for _ in range(replicas)]
-    hits = prompt = 0
-    for index, request in enumerate(requests):
-        pool = pools[index % replicas]
-        cached = pool.lookup(request.keys, (request.prompt_tokens - 1) // block_tokens)
-        pool.hold(cached)
-        tokens = request.prompt_tokens + request.output_tokens
-        blocks = cached + pool.take(-(-tokens // block_tokens) - len(cached))
-        for position in range(len(cached), tokens // block_tokens):
-            pool.cache(blocks[position], request.keys[position] if position < len(request.keys) else None)
-        pool.release(blocks)
-        hits += block_tokens * len(cached)
-        prompt += request.prompt_tokens
-    return hits / prompt

@@ -30,7 +30,7 @@ def cached(pool: BlockPool, *keys: int) -> int:
     return len(pool.lookup(keys, len(keys)))
 
 
-def test_a_lookup_finds_the_longest_common_prefix_up_to_its_limit() -> None:
+def test_a_lookup_finds_the_longest_common_prefix_up_to_its_limit():
     pool = BlockPool(10)
     serve(pool, [1, 2, 3])
     assert [cached(pool, *keys) for keys in ([1, 2, 3], [1, 2, 9], [9, 2, 3], [])] == [3, 2, 0, 0]
@@ -48,14 +48,14 @@ def test_a_lookup_finds_the_longest_common_prefix_up_to_its_limit() -> None:
         pytest.param(3, [[1, 2], [None], [None]], {(1, 2): 2}, id="blocks that cache nothing are taken first"),
     ],
 )
-def test_eviction_order(capacity: int, prompts: list[list[int | None]], expected: dict[tuple[int, ...], int]) -> None:
+def test_eviction_order(capacity, prompts, expected):
     pool = BlockPool(capacity)
     for prompt in prompts:
         serve(pool, prompt)
     assert {keys: cached(pool, *keys) for keys in expected} == expected
 
 
-def test_a_full_block_without_a_key_is_evicted_in_its_turn() -> None:
+def test_a_full_block_without_a_key_is_evicted_in_its_turn():
     pool = BlockPool(2)
     blocks = pool.take(1)
     pool.cache(blocks[0], None)
@@ -65,7 +65,7 @@ def test_a_full_block_without_a_key_is_evicted_in_its_turn() -> None:
     assert cached(pool, 1) == 1
 
 
-def test_a_key_in_two_blocks_leaves_the_cache_with_the_second() -> None:
+def test_a_key_in_two_blocks_leaves_the_cache_with_the_second():
     pool = BlockPool(2)
     twins = pool.take(2)
     for block in twins:
@@ -77,7 +77,7 @@ def test_a_key_in_two_blocks_leaves_the_cache_with_the_second() -> None:
     assert cached(pool, 5) == 0
 
 
-def test_held_blocks_and_hits_limit_what_can_be_taken() -> None:
+def test_held_blocks_and_hits_limit_what_can_be_taken():
     pool = BlockPool(3)
     serve(pool, [1, 2])
     hits = pool.lookup([1, 2], 2)
@@ -88,7 +88,7 @@ def test_held_blocks_and_hits_limit_what_can_be_taken() -> None:
         pool.take(2)
 
 
-def test_a_reset_empties_the_cache_unless_a_block_is_held() -> None:
+def test_a_reset_empties_the_cache_unless_a_block_is_held():
     pool = BlockPool(3)
     serve(pool, [1, 2])
     held = pool.take(1)
@@ -100,7 +100,7 @@ def test_a_reset_empties_the_cache_unless_a_block_is_held() -> None:
 
 @settings(max_examples=60)
 @given(st.lists(st.lists(st.integers(0, 6), max_size=6), max_size=30))
-def test_an_unlimited_pool_hits_every_prefix_that_was_served_before(prompts: list[list[int]]) -> None:
+def test_an_unlimited_pool_hits_every_prefix_that_was_served_before(prompts):
     pool = BlockPool(None)
     served: set[tuple[int, ...]] = set()
     numbers: dict[tuple[int, ...], int] = {}
@@ -172,7 +172,7 @@ def sums(histogram: Histogram) -> tuple[int, float]:
     return histogram.count, histogram.total
 
 
-def test_evictions_observe_lifetime_idle_time_and_reuse_gaps() -> None:
+def test_evictions_observe_lifetime_idle_time_and_reuse_gaps():
     residency = BlockResidency(1.0)
     pool = BlockPool(3, residency)
     for at_s in (0.0, 5.0, 8.0):
@@ -184,7 +184,7 @@ def test_evictions_observe_lifetime_idle_time_and_reuse_gaps() -> None:
     assert sums(residency.reuse_gap) == (2, 6.0)
 
 
-def test_a_block_that_cached_nothing_counts_as_evicted_when_it_is_reused() -> None:
+def test_a_block_that_cached_nothing_counts_as_evicted_when_it_is_reused():
     """As in vLLM: the partial last block of each prompt is the first to be reused."""
     residency = BlockResidency(1.0)
     pool = BlockPool(2, residency)
@@ -193,7 +193,7 @@ def test_a_block_that_cached_nothing_counts_as_evicted_when_it_is_reused() -> No
     assert sums(residency.lifetime) == (3, 3.0)
 
 
-def test_an_engine_observes_blocks_at_the_time_of_its_steps() -> None:
+def test_an_engine_observes_blocks_at_the_time_of_its_steps():
     """Four blocks of 16 tokens: the second prompt evicts the blocks of the first, allocated 100 s earlier."""
     engine = Engine(EngineConfig(blocks=4, block_tokens=16, block_sample_ratio=1.0))
     for first_key, at_s in ((10, 50.0), (20, 150.0)):
@@ -206,7 +206,7 @@ def test_an_engine_observes_blocks_at_the_time_of_its_steps() -> None:
     assert Engine(EngineConfig(blocks=4)).residency is None
 
 
-def test_the_configured_share_of_blocks_is_sampled_and_a_reset_is_no_eviction() -> None:
+def test_the_configured_share_of_blocks_is_sampled_and_a_reset_is_no_eviction():
     residency = BlockResidency(0.1, seed=3)
     pool = BlockPool(1000, residency)
     serve(pool, list(range(1000)), at_s=0.0)

@@ -46,7 +46,7 @@ def step_once(model: Engine, now_s: float = 0.0) -> float:
     return step.end_s
 
 
-def test_a_step_takes_its_fixed_time_plus_decoding_and_prefill() -> None:
+def test_a_step_takes_its_fixed_time_plus_decoding_and_prefill():
     model = engine()
     model.submit(sequence(40, 3))
     end_s = step_once(model)
@@ -54,7 +54,7 @@ def test_a_step_takes_its_fixed_time_plus_decoding_and_prefill() -> None:
     assert step_once(model, end_s) - end_s == pytest.approx(0.01 + 0.001)
 
 
-def test_the_first_token_comes_once_all_chunks_of_the_prompt_are_computed() -> None:
+def test_the_first_token_comes_once_all_chunks_of_the_prompt_are_computed():
     model, long = engine(), sequence(150, 1)
     model.submit(long)
     run(model)
@@ -62,7 +62,7 @@ def test_the_first_token_comes_once_all_chunks_of_the_prompt_are_computed() -> N
     assert long.state is State.FINISHED
 
 
-def test_the_rest_of_a_chunk_goes_to_the_next_prompt() -> None:
+def test_the_rest_of_a_chunk_goes_to_the_next_prompt():
     model = engine()
     submitted(model, sequence(40, 1), sequence(40, 1))
     step = model.plan_step(0.0)
@@ -71,7 +71,7 @@ def test_the_rest_of_a_chunk_goes_to_the_next_prompt() -> None:
     assert [each.prompt_tokens for each in step.prefilled] == [40]
 
 
-def test_the_last_token_of_a_prompt_is_always_computed() -> None:
+def test_the_last_token_of_a_prompt_is_always_computed():
     model = engine()
     for _ in range(2):
         model.submit(sequence(64, 1, keys=[1, 2, 3, 4]))
@@ -79,7 +79,7 @@ def test_the_last_token_of_a_prompt_is_always_computed() -> None:
     assert (model.statistics.queries, model.statistics.hits) == (128, 48)
 
 
-def test_a_prompt_shares_blocks_with_a_running_request() -> None:
+def test_a_prompt_shares_blocks_with_a_running_request():
     model, second = engine(), sequence(33, 1, keys=[1, 2])
     model.submit(sequence(33, 50, keys=[1, 2]))
     end_s = step_once(model)
@@ -89,7 +89,7 @@ def test_a_prompt_shares_blocks_with_a_running_request() -> None:
     assert model.pool.held == 3 + 1
 
 
-def test_generated_blocks_are_cached_for_the_next_turn() -> None:
+def test_generated_blocks_are_cached_for_the_next_turn():
     model, second = engine(), sequence(64, 1, keys=[1, 2, 3, 4])
     model.submit(sequence(16, 33, keys=[1, 2, 3]))
     run(model)
@@ -98,7 +98,7 @@ def test_generated_blocks_are_cached_for_the_next_turn() -> None:
     assert second.cached_tokens == 48
 
 
-def test_sequences_beyond_max_running_wait_in_order() -> None:
+def test_sequences_beyond_max_running_wait_in_order():
     model, sequences = engine(max_running=2), [sequence(16, 5) for _ in range(4)]
     submitted(model, *sequences)
     model.plan_step(0.0)
@@ -106,7 +106,7 @@ def test_sequences_beyond_max_running_wait_in_order() -> None:
     assert (model.statistics.running, model.statistics.waiting) == (2, 2)
 
 
-def test_a_prompt_that_does_not_fit_yet_blocks_those_behind_it() -> None:
+def test_a_prompt_that_does_not_fit_yet_blocks_those_behind_it():
     model = engine(blocks=5)
     sequences = [sequence(48, 20), sequence(64, 4), sequence(8, 2)]
     submitted(model, *sequences)
@@ -116,7 +116,7 @@ def test_a_prompt_that_does_not_fit_yet_blocks_those_behind_it() -> None:
     assert [each.state for each in sequences] == [State.FINISHED] * 3
 
 
-def test_the_newest_request_is_preempted_when_blocks_run_out_and_is_counted_once() -> None:
+def test_the_newest_request_is_preempted_when_blocks_run_out_and_is_counted_once():
     model, first, second = engine(blocks=6), sequence(32, 40), sequence(32, 40)
     submitted(model, first, second)
     now_s = 0.0
@@ -133,7 +133,7 @@ def test_the_newest_request_is_preempted_when_blocks_run_out_and_is_counted_once
     assert statistics.time_to_first_token.count == 2
 
 
-def test_nothing_is_preempted_if_the_output_is_reserved() -> None:
+def test_nothing_is_preempted_if_the_output_is_reserved():
     model, first, second = engine(blocks=6, reserve_output=True), sequence(32, 40), sequence(32, 40)
     submitted(model, first, second)
     model.plan_step(0.0)
@@ -142,7 +142,7 @@ def test_nothing_is_preempted_if_the_output_is_reserved() -> None:
     assert model.statistics.preemptions == 0
 
 
-def test_metrics_are_counted_at_admission_first_token_and_end() -> None:
+def test_metrics_are_counted_at_admission_first_token_and_end():
     model = engine()
     model.submit(sequence(100, 5))
     statistics = model.statistics
@@ -161,7 +161,7 @@ def test_metrics_are_counted_at_admission_first_token_and_end() -> None:
     assert statistics.decode_time.total == pytest.approx(4 * 0.011)
 
 
-def test_no_duration_is_negative_if_a_step_is_planned_late_for_a_request_that_came_after_its_start() -> None:
+def test_no_duration_is_negative_if_a_step_is_planned_late_for_a_request_that_came_after_its_start():
     """Sums of histograms would decrease, which looks like a restart of the engine."""
     model = engine()
     model.submit(sequence(100, 1, at_s=10.0))
@@ -173,7 +173,7 @@ def test_no_duration_is_negative_if_a_step_is_planned_late_for_a_request_that_ca
     assert [duration.total for duration in durations] == [0.0] * 4
 
 
-def test_kv_usage_counts_held_blocks_only() -> None:
+def test_kv_usage_counts_held_blocks_only():
     model, finished = engine(blocks=10), sequence(64, 8)
     model.submit(finished)
     model.plan_step(0.0)
@@ -186,7 +186,7 @@ def test_kv_usage_counts_held_blocks_only() -> None:
     assert len(model.pool.lookup(finished.keys, 10)) == 4
 
 
-def test_an_aborted_request_releases_its_blocks_and_is_not_counted() -> None:
+def test_an_aborted_request_releases_its_blocks_and_is_not_counted():
     model, aborted = engine(), sequence(48, 50)
     submitted(model, aborted, sequence(16, 5))
     step = model.plan_step(0.0)
@@ -199,7 +199,7 @@ def test_an_aborted_request_releases_its_blocks_and_is_not_counted() -> None:
     assert model.pool.held == 0
 
 
-def test_equal_steps_taken_at_once_have_the_results_of_single_steps() -> None:
+def test_equal_steps_taken_at_once_have_the_results_of_single_steps():
     results = []
     for until_s in (0.0, 1e9):
         model, sequences = engine(), [sequence(20 + 7 * i, 10 + 3 * i, keys=[]) for i in range(5)]
@@ -224,9 +224,7 @@ def test_equal_steps_taken_at_once_have_the_results_of_single_steps() -> None:
     chunk=st.sampled_from([4, 16, 64]),
     reserve=st.booleans(),
 )
-def test_every_request_ends_once_and_no_token_is_lost(
-    plans: list[tuple[int, int, int, bool]], blocks: int, chunk: int, reserve: bool
-) -> None:
+def test_every_request_ends_once_and_no_token_is_lost(plans, blocks, chunk, reserve):
     model = engine(blocks=blocks, block_tokens=4, chunk_tokens=chunk, max_running=4, reserve_output=reserve)
     sequences = [
         sequence(prompt, output, [prefix * 100 + i for i in range(prompt // 4)]) for prompt, output, prefix, _ in plans

@@ -1,4 +1,4 @@
-"""The engine models against the results of an independent simulator on a real trace (its values are quoted here).
+"""The fast replay against the results of an independent simulator on a real trace (its values are quoted here).
 
 The trace is Mooncake's conversation trace, first 30 minutes. It is not part of the project: the tests read it from the
 folder in ``WARMPATH_TRACES`` or from ``../shared/traces`` beside the repository, and are skipped without it.
@@ -7,18 +7,15 @@ folder in ``WARMPATH_TRACES`` or from ``../shared/traces`` beside the repository
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from itertools import count
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import pytest
 
 from routing.replay.block_runs import Forest
 from routing.replay.fast_engine import FastEngineConfig
-from routing.replay.replay import quantile, report
 from routing.replay.replay import replay as replay_fast
+from routing.replay.replay import report
 from routing.replay.routed import Clairvoyant, StrategyPlacer, pooled_hit_rate
 from routing.schema import (
     Boundary,
@@ -28,9 +25,7 @@ from routing.schema import (
     RoundRobinSettings,
     Settings,
 )
-from routing.simulation.engine import Engine, EngineConfig
-from routing.traffic.trace import BLOCK_TOKENS, TraceRequest, read_columns, read_trace
-from tests.routing.simulation.stepwise import replay, replay_in_order
+from routing.traffic.trace import read_columns
 
 NAME = "mooncake_conversation_first30min.jsonl.gz"
 FOLDERS = (os.environ.get("WARMPATH_TRACES"), Path(__file__).parents[4] / "shared" / "traces")
@@ -38,52 +33,6 @@ FOUND = [Path(folder) / NAME for folder in FOLDERS if folder and (Path(folder) /
 OFFERED = 0.7  # prompt tokens / what the replicas can prefill
 
 pytestmark = pytest.mark.skipif(not FOUND, reason=f"TRACE NOT FOUND: {NAME} (set WARMPATH_TRACES to its folder)")
-
-
-@pytest.fixture(scope="module")
-def trace() -> list[TraceRequest]:
-    return read_trace(FOUND[0])
-
-
-@pytest.mark.parametrize(
-    ("replicas", "expected"),
-    [
-        (1, [4.065, 4.718, 8.904, 25.823, 34.703]),
-        (4, [4.332, 7.209, 11.453, 16.844, 17.395]),
-        (8, [5.001, 7.440, 9.915, 12.292, 12.292]),
-    ],
-)
-def test_hit_rates_without_timing(trace: list[TraceRequest], replicas: int, expected: list[float]) -> None:
-    assert len(trace) == 5719
-    rates = [replay_in_order(trace, BLOCK_TOKENS, capacity, replicas) for capacity in (600, 1500, 4000, 16_000, None)]
-    assert [100 * rate for rate in rates] == pytest.approx(expected, abs=0.05)
-
-
-@pytest.mark.parametrize(
-    ("policy", "size", "hit", "ttft"),
-    [
-        ("round_robin", (4, 600), 4.4, (5.21, 2.84, 26.4)),
-        ("round_robin", (8, 16_000), 12.3, (3.68, 1.95, 20.1)),
-        ("least_loaded", (4, 4000), 11.4, (2.80, 1.53, 15.9)),
-    ],
-)
-def test_hit_rates_and_ttft_with_timing(
-    trace: list[TraceRequest], policy: str, size: tuple[int, int], hit: float, ttft: tuple[float, float, float]
-) -> None:
-    turn = count()
-
-    def choose(_request: TraceRequest, engines: Sequence[Engine]) -> int:
-        if policy == "round_robin":
-            return next(turn) % len(engines)
-        return min(range(len(engines)), key=lambda index: engines[index].outstanding)
-
-    replicas, blocks = size
-    config = EngineConfig(blocks=blocks, block_tokens=BLOCK_TOKENS, reserve_output=True)
-    result = replay(trace, config, replicas, choose, time_scale={4: 0.547, 8: 1.094}[replicas])
-    waits = result.ttft_s()
-    assert 100 * result.hit_rate == pytest.approx(hit, abs=1.0)
-    assert (mean(waits), quantile(waits, 0.5), quantile(waits, 0.99)) == pytest.approx(ttft, rel=0.10)
-    assert len(waits) == len(trace)
 
 
 # --- the fast replay, with the router's strategies ---
@@ -102,7 +51,7 @@ def replayed(forest: Forest, settings: Settings | None, replicas: int, blocks: i
     return report(replay_fast(forest, [model] * replicas, decider, scale), columns)
 
 
-def test_hit_rates_of_one_cache_for_all_replicas(forest: Forest) -> None:
+def test_hit_rates_of_one_cache_for_all_replicas(forest):
     rates = [100 * (pooled_hit_rate(forest, blocks) or 0) for blocks in (1500, 4000, 12_000, 32_000, None)]
     assert rates == pytest.approx([4.8, 9.1, 23.1, 32.9, 34.70], abs=0.055)
 
@@ -118,9 +67,7 @@ def test_hit_rates_of_one_cache_for_all_replicas(forest: Forest) -> None:
     ],
     ids=lambda value: str(getattr(value, "name", value)),
 )
-def test_strategies_and_the_clairvoyant_choice_match_the_reference(
-    forest: Forest, settings: Settings | None, size: tuple[int, int], hit: float, ttft: tuple[float, float, float]
-) -> None:
+def test_strategies_and_the_clairvoyant_choice_match_the_reference(forest, settings, size, hit, ttft):
     result = replayed(forest, settings, *size)
     # least_load weighs remaining tokens, which the reference's least_tokens does not
     assert 100 * result["token_hit_rate"] == pytest.approx(hit, abs=1.3 if settings == LeastLoadSettings() else 1.0)
@@ -128,7 +75,7 @@ def test_strategies_and_the_clairvoyant_choice_match_the_reference(
 
 
 @pytest.mark.parametrize("size", [(4, 600), (4, 4000), (8, 4000), (16, 16_000)])
-def test_the_default_strategy_is_as_good_as_the_clairvoyant_choice(forest: Forest, size: tuple[int, int]) -> None:
+def test_the_default_strategy_is_as_good_as_the_clairvoyant_choice(forest, size):
     best, default = replayed(forest, None, *size), replayed(forest, LowestCostSettings(), *size)
     assert default["ttft_s"]["mean"] <= 1.05 * best["ttft_s"]["mean"]
     assert default["ttft_s"]["p99"] <= 1.1 * best["ttft_s"]["p99"]
@@ -136,7 +83,7 @@ def test_the_default_strategy_is_as_good_as_the_clairvoyant_choice(forest: Fores
     assert default["load_max_over_mean"] < 1.3
 
 
-def test_strategies_have_the_order_of_the_reference_by_mean_ttft(forest: Forest) -> None:
+def test_strategies_have_the_order_of_the_reference_by_mean_ttft(forest):
     order = (
         LowestCostSettings(),  # approx_ttft in the reference
         LeastLoadSettings(),  # least_tokens

@@ -38,7 +38,7 @@ def ask_message(replica: ReplicaProcess, path: str = MESSAGES, **fields: Any) ->
     return replica.send("POST", path, {name: value for name, value in body.items() if value is not None})
 
 
-def test_counted_tokens_are_those_of_the_prompt(replica: ReplicaProcess) -> None:
+def test_counted_tokens_are_those_of_the_prompt(replica):
     fields = {"system": "Be brief. " * 100, "tools": TOOLS, "messages": TURN}
     usage = ask_message(replica, **fields).json["usage"]
     counted = ask_message(replica, COUNT, max_tokens=None, **fields).json
@@ -48,7 +48,7 @@ def test_counted_tokens_are_those_of_the_prompt(replica: ReplicaProcess) -> None
     assert ask_message(replica, COUNT, max_tokens=None, messages=[QUESTION]).json["input_tokens"] < whole
 
 
-def test_a_stop_sequence_is_the_stop_reason(replica: ReplicaProcess) -> None:
+def test_a_stop_sequence_is_the_stop_reason(replica):
     text = ask_message(replica).json["content"][0]["text"]
     stopped = ask_message(replica, stop_sequences=[text[5:8]]).json
 
@@ -56,7 +56,7 @@ def test_a_stop_sequence_is_the_stop_reason(replica: ReplicaProcess) -> None:
     assert ask_message(replica, max_tokens=2000).json["stop_reason"] == "end_turn"
 
 
-def test_a_stream_has_the_text_and_usage_of_the_whole_message(replica: ReplicaProcess) -> None:
+def test_a_stream_has_the_text_and_usage_of_the_whole_message(replica):
     whole = ask_message(replica, max_tokens=20).json
     events = ask_message(replica, max_tokens=20, stream=True).events
 
@@ -67,7 +67,7 @@ def test_a_stream_has_the_text_and_usage_of_the_whole_message(replica: ReplicaPr
     assert events[-2]["usage"]["output_tokens"] == 20
 
 
-def test_a_crashed_engine_sends_an_error_event(replica: ReplicaProcess) -> None:
+def test_a_crashed_engine_sends_an_error_event(replica):
     replica.fault(kind="crash_after_chunks", chunks=3, how="engine")
     events = ask_message(replica, stream=True).events
 
@@ -90,14 +90,14 @@ def ask_response(replica: ReplicaProcess, text: Any = "Say something.", **fields
     return replica.send("POST", RESPONSES_PATH, {name: value for name, value in body.items() if value is not None})
 
 
-def test_a_response_that_is_not_stored_is_not_found(replica: ReplicaProcess) -> None:
+def test_a_response_that_is_not_stored_is_not_found(replica):
     response_id = ask_response(replica, store=False).json["id"]
     found = replica.send("GET", f"{RESPONSES_PATH}/{response_id}")
     assert (found.status, found.json["error"]["type"]) == (404, "invalid_request_error")
     assert ask_response(replica, previous_response_id=response_id).status == 404
 
 
-def test_a_later_turn_continues_the_cached_conversation(replica: ReplicaProcess) -> None:
+def test_a_later_turn_continues_the_cached_conversation(replica):
     first = ask_response(
         replica, "A question of some length. " * 50, instructions="Be brief.", max_output_tokens=50
     ).json
@@ -108,7 +108,7 @@ def test_a_later_turn_continues_the_cached_conversation(replica: ReplicaProcess)
     assert later["usage"]["input_tokens_details"]["cached_tokens"] > first["usage"]["input_tokens"]
 
 
-def test_a_stream_begins_at_once_and_ends_with_the_stored_response(replica: ReplicaProcess) -> None:
+def test_a_stream_begins_at_once_and_ends_with_the_stored_response(replica):
     events = ask_response(replica, stream=True).events
 
     kinds = [event["type"].removeprefix("response.") for event in events]
@@ -133,7 +133,7 @@ def test_a_stream_begins_at_once_and_ends_with_the_stored_response(replica: Repl
         ],
     ],
 )
-def test_items_of_every_kind_are_part_of_the_prompt(replica: ReplicaProcess, items: list[Any]) -> None:
+def test_items_of_every_kind_are_part_of_the_prompt(replica, items):
     assert ask_response(replica, items).json["usage"]["input_tokens"] > ask_response(replica, items[:-1]).json.get(
         "usage", {}
     ).get("input_tokens", 0)
@@ -143,7 +143,7 @@ def test_items_of_every_kind_are_part_of_the_prompt(replica: ReplicaProcess, ite
     ("fields", "status"),
     [({"input": None}, 400), ({"input": [5]}, 400), ({"model": "other"}, 404), ({"background": True}, 400)],
 )
-def test_invalid_responses_are_rejected(replica: ReplicaProcess, fields: dict[str, Any], status: int) -> None:
+def test_invalid_responses_are_rejected(replica, fields, status):
     body = {"model": "tiny", "input": "Hi"} | fields
     response = replica.send("POST", RESPONSES_PATH, {name: value for name, value in body.items() if value is not None})
 
@@ -175,7 +175,7 @@ def ask_ok(replica: ReplicaProcess, path: str, body: dict[str, Any], **fields: A
 
 
 @pytest.mark.parametrize("body", [CHAT, NAMED])
-def test_a_chat_that_requires_a_call_gets_one(replica: ReplicaProcess, body: dict[str, Any]) -> None:
+def test_a_chat_that_requires_a_call_gets_one(replica, body):
     whole = ask_ok(replica, "/v1/chat/completions", body).json["choices"][0]
     (call,) = whole["message"]["tool_calls"]
     *chunks, last = ask_ok(replica, "/v1/chat/completions", body, stream=True).events
@@ -189,7 +189,7 @@ def test_a_chat_that_requires_a_call_gets_one(replica: ReplicaProcess, body: dic
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "read"}])
-def test_a_message_that_requires_a_call_gets_one(replica: ReplicaProcess, choice: dict[str, Any]) -> None:
+def test_a_message_that_requires_a_call_gets_one(replica, choice):
     whole = ask_ok(replica, "/v1/messages", ANTHROPIC, tool_choice=choice).json
     events = ask_ok(replica, "/v1/messages", ANTHROPIC, tool_choice=choice, stream=True).events
     (block,) = whole["content"]
@@ -201,7 +201,7 @@ def test_a_message_that_requires_a_call_gets_one(replica: ReplicaProcess, choice
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
 
 
-def test_a_response_that_requires_a_call_gets_one_and_continues_after_it(replica: ReplicaProcess) -> None:
+def test_a_response_that_requires_a_call_gets_one_and_continues_after_it(replica):
     whole = ask_ok(replica, "/v1/responses", RESPONSES).json
     events = ask_ok(replica, "/v1/responses", RESPONSES, stream=True).events
     (call,) = whole["output"]
@@ -216,7 +216,7 @@ def test_a_response_that_requires_a_call_gets_one_and_continues_after_it(replica
     assert continued["usage"]["input_tokens"] > 20
 
 
-def test_without_a_required_call_the_output_is_text(replica: ReplicaProcess) -> None:
+def test_without_a_required_call_the_output_is_text(replica):
     for choice in ("auto", "none"):
         message = ask_ok(replica, "/v1/chat/completions", CHAT, tool_choice=choice, max_tokens=4).json["choices"][0]
         assert (message["finish_reason"], "tool_calls" in message["message"]) == ("length", False)
@@ -226,7 +226,7 @@ def test_without_a_required_call_the_output_is_text(replica: ReplicaProcess) -> 
     "fields",
     [{"tools": None}, {"tools": []}, {"tool_choice": {"type": "function", "function": {"name": "write"}}}],
 )
-def test_a_call_of_an_unknown_tool_is_a_bad_request(replica: ReplicaProcess, fields: dict[str, Any]) -> None:
+def test_a_call_of_an_unknown_tool_is_a_bad_request(replica, fields):
     response = replica.send("POST", "/v1/chat/completions", CHAT | fields)
     assert (response.status, response.json["error"]["param"]) == (400, "tool_choice")
 
@@ -250,7 +250,7 @@ def speech() -> Iterator[ReplicaProcess]:
 
 
 @pytest.mark.parametrize("path", RERANK)
-def test_documents_are_ranked_by_their_score(pooling: ReplicaProcess, path: str) -> None:
+def test_documents_are_ranked_by_their_score(pooling, path):
     body = {"model": "tiny", "query": "What?", "documents": ["A.", "B.", "C."], "top_n": 2}
     ranked = pooling.send("POST", path, body).json
 
@@ -263,7 +263,7 @@ def test_documents_are_ranked_by_their_score(pooling: ReplicaProcess, path: str)
 
 @pytest.mark.parametrize("path", SCORE)
 @pytest.mark.parametrize("names", [("queries", "documents"), ("text_1", "text_2"), ("data_1", "data_2")])
-def test_pairs_are_scored(pooling: ReplicaProcess, path: str, names: tuple[str, str]) -> None:
+def test_pairs_are_scored(pooling, path, names):
     one_to_many = pooling.send("POST", path, dict(zip(names, ("A.", ["B.", "C."]), strict=True))).json
     many = pooling.send("POST", path, dict(zip(names, (["A.", "A."], ["B.", "C."]), strict=True))).json
 
@@ -271,7 +271,7 @@ def test_pairs_are_scored(pooling: ReplicaProcess, path: str, names: tuple[str, 
     assert [row["object"] for row in many["data"]] == ["score"] * 2
 
 
-def test_embeddings_pooling_and_classes(pooling: ReplicaProcess) -> None:
+def test_embeddings_pooling_and_classes(pooling):
     embedded = pooling.send("POST", "/v1/embeddings", {"input": ["A.", "B."]}).json
     pooled = pooling.send("POST", "/pooling", {"messages": [{"role": "user", "content": "A."}]}).json
     classes = pooling.send("POST", "/classify", {"input": "A."}).json["data"]
@@ -294,7 +294,7 @@ def test_embeddings_pooling_and_classes(pooling: ReplicaProcess) -> None:
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "A."}]}, 404),
     ],
 )
-def test_invalid_requests_are_rejected(pooling: ReplicaProcess, path: str, body: Any, status: int) -> None:
+def test_invalid_requests_are_rejected(pooling, path, body, status):
     assert pooling.send("POST", path, body).status == status
 
 
@@ -305,7 +305,7 @@ def form(speech: ReplicaProcess, path: str, model: bytes = b"tiny", name: bytes 
     return speech.send("POST", path, body, {"Content-Type": "multipart/form-data; boundary=xyz"})
 
 
-def test_recordings_are_transcribed_and_translated(speech: ReplicaProcess) -> None:
+def test_recordings_are_transcribed_and_translated(speech):
     transcribed = form(speech, "/v1/audio/transcriptions").json
     translated = form(speech, "/v1/audio/translations").json
 

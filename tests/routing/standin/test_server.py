@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -36,7 +35,7 @@ def open_stream(replica: ReplicaProcess, content: str, max_tokens: int = 4) -> h
     return connection
 
 
-def test_the_next_turn_finds_the_previous_output_in_the_cache(replica: ReplicaProcess) -> None:
+def test_the_next_turn_finds_the_previous_output_in_the_cache(replica):
     first = replica.chat("a question of odd length", max_tokens=200).json
     answer = first["choices"][0]["message"]["content"]
     messages = [
@@ -51,12 +50,12 @@ def test_the_next_turn_finds_the_previous_output_in_the_cache(replica: ReplicaPr
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == whole_turn // 16 * 16
 
 
-def test_replicas_with_the_same_seed_generate_the_same_output(replica: ReplicaProcess) -> None:
+def test_replicas_with_the_same_seed_generate_the_same_output(replica):
     with replica_process() as other:
         assert other.chat("hello", max_tokens=9).json["choices"] == replica.chat("hello", max_tokens=9).json["choices"]
 
 
-def test_tokenize_and_usage_count_the_same_tokens(replica: ReplicaProcess) -> None:
+def test_tokenize_and_usage_count_the_same_tokens(replica):
     messages = [{"role": "system", "content": "short"}, {"role": "user", "content": "grüße, 世界"}]
     counted = replica.send("POST", "/tokenize", {"messages": messages}).json
     usage = replica.send("POST", "/v1/chat/completions", {"messages": messages, "max_tokens": 1}).json["usage"]
@@ -64,7 +63,7 @@ def test_tokenize_and_usage_count_the_same_tokens(replica: ReplicaProcess) -> No
     assert counted["count"] == len(counted["tokens"]) == usage["prompt_tokens"]
 
 
-def test_token_ids_and_text_share_blocks(replica: ReplicaProcess) -> None:
+def test_token_ids_and_text_share_blocks(replica):
     prompt = "the very same beginning in two forms, which is long enough for a few blocks " * 4
     tokens = replica.send("POST", "/tokenize", {"prompt": prompt}).json["tokens"]
     replica.send("POST", "/v1/completions", {"prompt": prompt, "max_tokens": 1})
@@ -74,7 +73,7 @@ def test_token_ids_and_text_share_blocks(replica: ReplicaProcess) -> None:
     assert usage["prompt_tokens_details"]["cached_tokens"] == (usage["prompt_tokens"] - 1) // 16 * 16
 
 
-def test_prompts_with_different_salts_share_no_blocks(replica: ReplicaProcess) -> None:
+def test_prompts_with_different_salts_share_no_blocks(replica):
     long = "shared beginning " * 30
     replica.chat(long, cache_salt="a")
 
@@ -95,9 +94,7 @@ def test_prompts_with_different_salts_share_no_blocks(replica: ReplicaProcess) -
         ({"prompt_logprobs": 0}, False),
     ],
 )
-def test_log_probabilities_of_the_prompt_are_computed_without_cached_blocks(
-    replica: ReplicaProcess, fields: dict[str, Any], reads_cache: bool
-) -> None:
+def test_log_probabilities_of_the_prompt_are_computed_without_cached_blocks(replica, fields, reads_cache):
     body = {"prompt": "a few examples of a task " * 30, "max_tokens": 1}
     replica.send("POST", "/v1/completions", body)
     queries = replica.metric("vllm:prefix_cache_queries_total")
@@ -108,7 +105,7 @@ def test_log_probabilities_of_the_prompt_are_computed_without_cached_blocks(
     assert (replica.metric("vllm:prefix_cache_queries_total") > queries) == reads_cache
 
 
-def test_without_prefix_caching_nothing_is_reused_or_counted() -> None:
+def test_without_prefix_caching_nothing_is_reused_or_counted():
     with replica_process("--no-enable-prefix-caching") as replica:
         for _ in range(2):
             usage = replica.chat("shared beginning " * 30).json["usage"]
@@ -117,7 +114,7 @@ def test_without_prefix_caching_nothing_is_reused_or_counted() -> None:
         assert replica.metric("vllm:cache_config_info", enable_prefix_caching="False") == 1
 
 
-def test_output_ends_before_a_stop_string(replica: ReplicaProcess) -> None:
+def test_output_ends_before_a_stop_string(replica):
     whole = replica.chat("say something", max_tokens=20).json["choices"][0]["message"]["content"]
     stop = whole[30:34]
 
@@ -127,7 +124,7 @@ def test_output_ends_before_a_stop_string(replica: ReplicaProcess) -> None:
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
 
 
-def test_a_stream_has_the_text_of_the_whole_response(replica: ReplicaProcess) -> None:
+def test_a_stream_has_the_text_of_the_whole_response(replica):
     whole = replica.chat("hello", max_tokens=30).json["choices"][0]["message"]["content"]
 
     events = replica.chat("hello", max_tokens=30, stream=True).events
@@ -136,7 +133,7 @@ def test_a_stream_has_the_text_of_the_whole_response(replica: ReplicaProcess) ->
     assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == whole
 
 
-def test_output_stops_by_itself_unless_eos_is_ignored(replica: ReplicaProcess) -> None:
+def test_output_stops_by_itself_unless_eos_is_ignored(replica):
     replica.fault(kind="slow", factor=0.05)  # a factor below 1 is faster
 
     own, forced = (replica.chat("and so on", max_tokens=900, ignore_eos=ignore).json for ignore in (False, True))
@@ -147,7 +144,7 @@ def test_output_stops_by_itself_unless_eos_is_ignored(replica: ReplicaProcess) -
 
 
 @pytest.mark.parametrize("content", ["word", "word " * 40_000], ids=["decode", "prefill"])  # 6 s of prefill
-def test_the_request_of_a_disconnected_client_is_aborted_and_not_counted(replica: ReplicaProcess, content: str) -> None:
+def test_the_request_of_a_disconnected_client_is_aborted_and_not_counted(replica, content):
     before = replica.metric("vllm:e2e_request_latency_seconds_count")
     connection = open_stream(replica, content, max_tokens=5000)
     replica.wait_for(lambda: replica.metric("vllm:num_requests_running") == 1, "the request to run")
@@ -161,9 +158,7 @@ def test_the_request_of_a_disconnected_client_is_aborted_and_not_counted(replica
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_clients_that_disconnect_while_the_process_is_stopped_cause_no_error(
-    capfd: pytest.CaptureFixture[str], *, stream: bool
-) -> None:
+def test_clients_that_disconnect_while_the_process_is_stopped_cause_no_error(capfd, *, stream):
     body = {"messages": [{"role": "user", "content": "word"}], "max_tokens": 4, "stream": stream}
     with replica_process() as replica:
         replica.process.send_signal(signal.SIGSTOP)
@@ -183,7 +178,7 @@ def test_clients_that_disconnect_while_the_process_is_stopped_cause_no_error(
 # --- faults ------------------------------------------------------------------------------------------
 
 
-def test_a_hung_engine_sends_headers_only_and_its_gauges_go_stale(replica: ReplicaProcess) -> None:
+def test_a_hung_engine_sends_headers_only_and_its_gauges_go_stale(replica):
     assert replica.fault(kind="hang").json == {"kind": "hang"}
     connection = open_stream(replica, "hello")
     response = connection.getresponse()
@@ -199,7 +194,7 @@ def test_a_hung_engine_sends_headers_only_and_its_gauges_go_stale(replica: Repli
     connection.close()
 
 
-def test_a_slow_engine_takes_longer_by_its_factor(replica: ReplicaProcess) -> None:
+def test_a_slow_engine_takes_longer_by_its_factor(replica):
     replica.fault(kind="slow", factor=8)
     started_s = time.perf_counter()
 
@@ -208,7 +203,7 @@ def test_a_slow_engine_takes_longer_by_its_factor(replica: ReplicaProcess) -> No
     assert time.perf_counter() - started_s > 10 * 0.010 * 8
 
 
-def test_a_crash_aborts_a_stream_after_the_configured_events(replica: ReplicaProcess) -> None:
+def test_a_crash_aborts_a_stream_after_the_configured_events(replica):
     replica.fault(kind="crash_after_chunks", chunks=3)
     connection = open_stream(replica, "hello", max_tokens=50)
     response = connection.getresponse()
@@ -222,14 +217,14 @@ def test_a_crash_aborts_a_stream_after_the_configured_events(replica: ReplicaPro
     replica.wait_for(lambda: replica.metric("vllm:num_requests_running") == 0, "the request to be gone")
 
 
-def test_a_crash_aborts_a_response_that_is_not_streamed(replica: ReplicaProcess) -> None:
+def test_a_crash_aborts_a_response_that_is_not_streamed(replica):
     replica.fault(kind="crash_after_chunks", chunks=0)
 
     with pytest.raises((http.client.HTTPException, ConnectionError)):
         replica.chat("hello")
 
 
-def test_a_crashed_engine_sends_an_error_event_and_done(replica: ReplicaProcess) -> None:
+def test_a_crashed_engine_sends_an_error_event_and_done(replica):
     replica.fault(kind="crash_after_chunks", chunks=2, how="engine")
 
     events = replica.chat("hello", max_tokens=50, stream=True).events
@@ -245,7 +240,7 @@ def test_a_crashed_engine_sends_an_error_event_and_done(replica: ReplicaProcess)
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_the_refuse_fault_responds_with_its_status(replica: ReplicaProcess, status: int) -> None:
+def test_the_refuse_fault_responds_with_its_status(replica, status):
     replica.fault(kind="refuse", status=status)
 
     responses = [replica.chat("hello"), replica.chat("hello", stream=True)]
@@ -259,7 +254,7 @@ def test_the_refuse_fault_responds_with_its_status(replica: ReplicaProcess, stat
     "fault",
     [{}, {"kind": "melt"}, {"kind": "slow", "factor": 0}, {"kind": "refuse", "status": 200}, {"kind": "hang", "x": 1}],
 )
-def test_an_invalid_fault_is_rejected_and_changes_nothing(replica: ReplicaProcess, fault: dict[str, object]) -> None:
+def test_an_invalid_fault_is_rejected_and_changes_nothing(replica, fault):
     assert replica.send("POST", "/standin/fault", fault).status == 400
     assert replica.send("GET", "/standin/fault").json == {"kind": "none"}
 
@@ -275,7 +270,7 @@ def test_an_invalid_fault_is_rejected_and_changes_nothing(replica: ReplicaProces
     ],
     ids=["digits", "utf8", "number", "list", "deep"],
 )
-def test_an_unreadable_body_is_a_400(replica: ReplicaProcess, odd: bytes) -> None:
+def test_an_unreadable_body_is_a_400(replica, odd):
     body = b'{"messages":[{"role":"user","content":"x"}],' + odd + b"}"
     answer = replica.send("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
     assert (answer.status, answer.json["error"]["code"]) == (400, 400)
@@ -284,7 +279,7 @@ def test_an_unreadable_body_is_a_400(replica: ReplicaProcess, odd: bytes) -> Non
 # --- the end -----------------------------------------------------------------------------------------
 
 
-def test_sigterm_ends_running_requests_with_abort_and_then_the_process() -> None:
+def test_sigterm_ends_running_requests_with_abort_and_then_the_process():
     with replica_process() as replica:
         plain: list[object] = []
         thread = threading.Thread(target=lambda: plain.append(replica.chat("x", max_tokens=5000).json))
@@ -304,7 +299,7 @@ def test_sigterm_ends_running_requests_with_abort_and_then_the_process() -> None
     assert plain[0]["choices"][0]["finish_reason"] == "abort"  # type: ignore[index]
 
 
-def test_a_port_in_use_ends_the_start_with_a_message() -> None:
+def test_a_port_in_use_ends_the_start_with_a_message():
     with (
         replica_process() as replica,
         pytest.raises(AssertionError, match="did not start"),

@@ -45,9 +45,7 @@ def cached(response: Any) -> int:
     return tokens
 
 
-def test_a_prompt_is_computed_by_one_replica_and_continued_by_another(
-    prefill: ReplicaProcess, decode: ReplicaProcess
-) -> None:
+def test_a_prompt_is_computed_by_one_replica_and_continued_by_another(prefill, decode):
     params = prefilled(prefill)
     text = prefill.chat(WORDS, max_tokens=8).json["choices"]
 
@@ -67,16 +65,14 @@ def test_a_prompt_is_computed_by_one_replica_and_continued_by_another(
     assert decode.metric("vllm:prefix_cache_hits_total") == 0
 
 
-def test_transferred_blocks_are_cached_as_if_computed(prefill: ReplicaProcess, decode: ReplicaProcess) -> None:
+def test_transferred_blocks_are_cached_as_if_computed(prefill, decode):
     decode.chat(WORDS, kv_transfer_params=prefilled(prefill))
 
     assert cached(decode.chat(WORDS)) > 300
 
 
 @pytest.mark.parametrize("change", [{}, {"remote_engine_id": "other"}, {"remote_request_id": "x"}, {"remote_port": 9}])
-def test_blocks_that_were_fetched_or_are_unknown_are_computed(
-    change: dict[str, Any], prefill: ReplicaProcess, decode: ReplicaProcess
-) -> None:
+def test_blocks_that_were_fetched_or_are_unknown_are_computed(change, prefill, decode):
     params = prefilled(prefill)
     if not change:
         decode.chat(WORDS, kv_transfer_params=params)
@@ -88,9 +84,7 @@ def test_blocks_that_were_fetched_or_are_unknown_are_computed(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_with_the_policy_fail_a_request_without_its_blocks_ends_with_an_error(
-    stream: bool, prefill: ReplicaProcess
-) -> None:
+def test_with_the_policy_fail_a_request_without_its_blocks_ends_with_an_error(stream, prefill):
     with replica_process(*FAST, "--role", "decode", "--kv-load-failure-policy", "fail") as strict:
         response = strict.chat(WORDS, stream=stream, kv_transfer_params=prefilled(prefill) | {"remote_port": 9})
 
@@ -99,14 +93,14 @@ def test_with_the_policy_fail_a_request_without_its_blocks_ends_with_an_error(
     assert error["error"]["type"] == "InternalServerError"
 
 
-def test_only_a_prompt_that_ended_by_its_length_is_kept(prefill: ReplicaProcess) -> None:
+def test_only_a_prompt_that_ended_by_its_length_is_kept(prefill):
     assert prefill.chat(WORDS, max_tokens=1).json["kv_transfer_params"] is None
     assert prefill.chat(WORDS, max_tokens=1, n=2, **PREFILL).json["kv_transfer_params"] is None
     stopped = prefill.chat(WORDS, max_tokens=2000, stop=["a", "e", "i", "o", "u"], **PREFILL).json
     assert (stopped["choices"][0]["finish_reason"], stopped["kv_transfer_params"]) == ("stop", None)
 
 
-def test_a_replica_without_a_role_ignores_the_parameters(prefill: ReplicaProcess) -> None:
+def test_a_replica_without_a_role_ignores_the_parameters(prefill):
     with replica_process(*FAST) as plain:
         assert plain.chat(WORDS, max_tokens=1, **PREFILL).json["kv_transfer_params"] is None
         assert cached(plain.chat("x" + WORDS, kv_transfer_params=prefilled(prefill, "x" + WORDS))) == 0
@@ -115,7 +109,7 @@ def test_a_replica_without_a_role_ignores_the_parameters(prefill: ReplicaProcess
 
 
 @alone
-def test_a_transfer_takes_time_by_its_tokens(prefill: ReplicaProcess) -> None:
+def test_a_transfer_takes_time_by_its_tokens(prefill):
     with replica_process(*FAST, "--role", "decode", "--kv-transfer-rate", "1000") as slow:
         params = prefilled(prefill)
         started_s = time.perf_counter()

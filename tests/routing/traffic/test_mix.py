@@ -4,71 +4,29 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import count, takewhile
-from pathlib import Path
+from itertools import takewhile
 from statistics import mean, median
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from xxhash import xxh3_64_intdigest
 
-from routing.simulation.engine import EngineConfig
-from routing.standin.replica import DEFAULT_BLOCKS
-from routing.standin.requests import PseudoWords, block_keys, count_tokens, encode, render_chat
+from routing.standin.requests import block_keys, count_tokens, encode, render_chat
 from routing.traffic.mix import (
     BLOCK_BYTES,
     CHAT_SCALE,
-    DEFAULT_RATE,
     GROUPS,
     Mix,
     TraceWorkload,
     passage,
     trace_messages,
 )
-from routing.traffic.trace import BLOCK_TOKENS, Job, TraceError, TraceRequest, read_trace, spread_stamps
-from tests.routing.simulation.stepwise import replay
-
-WORDS = PseudoWords(0)
+from routing.traffic.trace import BLOCK_TOKENS, TraceError, TraceRequest, read_trace, spread_stamps
 
 
-@dataclass(frozen=True)
-class Played:
-    """A job as replicas see it, with the stand-in's responses."""
-
-    job: Job
-    prompt_tokens: int
-    keys: list[int]
-    tier1: int
-
-    @property
-    def at_s(self) -> float:
-        return self.job.at_s
-
-    @property
-    def output_tokens(self) -> int:
-        return self.job.output_tokens
-
-
-def played(mix: Mix, seconds: float) -> list[Played]:
-    responses: defaultdict[object, list[str]] = defaultdict(list)
-    rows = []
-    for job in takewhile(lambda job: job.at_s < seconds, mix.jobs()):
-        body = job.body(None, responses[job.script])
-        text = render_chat(body["messages"], body.get("tools"))
-        prompt = encode(text)
-        response = "".join(WORDS.tokens(prompt, job.output_tokens))
-        responses[job.script].append(response)
-        system = text[: text.index(b"<|im_end|>")]
-        tier1 = xxh3_64_intdigest(system if len(system) > 280 else text[:1024])
-        rows.append(Played(job, count_tokens(prompt), block_keys(prompt + response.encode(), 16), tier1))
-    return rows
-
-
-def test_the_same_seed_gives_the_same_jobs_and_another_seed_gives_others() -> None:
+def test_the_same_seed_gives_the_same_jobs_and_another_seed_gives_others():
     def first(seed: int) -> list[tuple[float, str, int]]:
         jobs = Mix(seed).jobs()
         return [(job.at_s, job.script.group, job.output_tokens) for job in (next(jobs) for _ in range(200))]
@@ -76,7 +34,7 @@ def test_the_same_seed_gives_the_same_jobs_and_another_seed_gives_others() -> No
     assert first(1) == first(1) != first(2)
 
 
-def test_jobs_are_in_order_and_have_the_configured_rate_from_the_first_minute() -> None:
+def test_jobs_are_in_order_and_have_the_configured_rate_from_the_first_minute():
     jobs = list(takewhile(lambda job: job.at_s < 600, Mix(3, rate=4.0).jobs()))
 
     assert [job.at_s for job in jobs] == sorted(job.at_s for job in jobs)
@@ -85,7 +43,7 @@ def test_jobs_are_in_order_and_have_the_configured_rate_from_the_first_minute() 
     assert sum(job.at_s < 60 for job in jobs) == pytest.approx(4 * 60, rel=0.25)
 
 
-def test_each_group_has_its_share_of_the_requests() -> None:
+def test_each_group_has_its_share_of_the_requests():
     jobs = list(takewhile(lambda job: job.at_s < 1200, Mix(4).jobs()))
     counts = Counter(job.script.group for job in jobs)
 
@@ -94,7 +52,7 @@ def test_each_group_has_its_share_of_the_requests() -> None:
     assert sum(group.share for group in GROUPS) == pytest.approx(1.0)
 
 
-def test_a_turn_contains_the_previous_responses_and_the_same_system_prompt() -> None:
+def test_a_turn_contains_the_previous_responses_and_the_same_system_prompt():
     jobs = takewhile(lambda job: job.at_s < 600, Mix(5).jobs())
     job = next(job for job in jobs if job.turn == 2 and job.script.group == "coding-assistant")
 
@@ -109,14 +67,14 @@ def test_a_turn_contains_the_previous_responses_and_the_same_system_prompt() -> 
     assert job.script.session_id is not None
 
 
-def test_batch_requests_have_no_session_and_chat_turns_do() -> None:
+def test_batch_requests_have_no_session_and_chat_turns_do():
     jobs = list(takewhile(lambda job: job.at_s < 120, Mix(6).jobs()))
 
     assert {job.script.session_id is None for job in jobs if job.script.group == "batch-summaries"} == {True}
     assert {job.script.session_id is None for job in jobs if job.script.group != "batch-summaries"} == {False}
 
 
-def test_chat_follows_the_traces_statistics_at_its_scale() -> None:
+def test_chat_follows_the_traces_statistics_at_its_scale():
     """The trace's: median 7,640, mean 12,870, p90 28,637 tokens a prompt; 65 % of the requests open a conversation."""
     jobs = takewhile(lambda job: job.at_s < 4000, Mix(7).jobs())
     chat = [job for job in jobs if job.script.group == "chat"]
@@ -127,32 +85,6 @@ def test_chat_follows_the_traces_statistics_at_its_scale() -> None:
     assert median(lengths) == pytest.approx(7640, rel=0.15)
     assert lengths[int(0.9 * len(lengths))] == pytest.approx(28_637, rel=0.2)
     assert CHAT_SCALE * mean(job.output_tokens for job in chat) == pytest.approx(346, rel=0.1)
-
-
-def test_at_the_default_size_affinity_has_a_much_higher_hit_rate_than_round_robin() -> None:
-    """The table in routing/simulation/README.md, in small: five minutes, the first one left out."""
-    rows = played(Mix(1, DEFAULT_RATE), 300)
-    config = EngineConfig(blocks=DEFAULT_BLOCKS - 1)
-    turn = count()
-
-    def choose_by_prefix(row: Played, engines: object) -> int:
-        order = sorted(range(4), key=lambda index: xxh3_64_intdigest(b"replica-%d" % index, row.tier1))
-        loads = [engine.outstanding for engine in engines]  # type: ignore[attr-defined]
-        bound = max(4, -(-2 * (sum(loads) + 1) // 4))
-        return next((index for index in order if loads[index] < bound), order[0])
-
-    results = {}
-    for name, choose in (("round robin", lambda _row, _engines: next(turn) % 4), ("prefix hash", choose_by_prefix)):
-        outcome = replay(rows, config, 4, choose)
-        warm = [sequence for sequence, row in zip(outcome.sequences, rows, strict=True) if row.at_s > 60]
-        hits = sum(sequence.cached_tokens or 0 for sequence in warm) / sum(sequence.prompt_tokens for sequence in warm)
-        waits = sorted((sequence.first_token_s or 0) - sequence.arrived_s for sequence in warm)
-        results[name] = (hits, waits[len(waits) // 2], waits[int(0.99 * len(waits))])
-
-    assert 0.35 < results["round robin"][0] < 0.50
-    assert results["prefix hash"][0] > 0.70
-    assert results["prefix hash"][1] < 0.4 * results["round robin"][1]
-    assert results["round robin"][2] < 5.0
 
 
 # --- A trace's requests as chat text: lengths and sharing are the trace's own ---
@@ -187,9 +119,7 @@ def shared(first: Sequence[int], second: Sequence[int]) -> int:
 
 @settings(max_examples=200)
 @given(first=prompts, second=prompts)
-def test_two_prompts_share_exactly_the_blocks_with_common_ids(
-    first: tuple[tuple[int, ...], int], second: tuple[tuple[int, ...], int]
-) -> None:
+def test_two_prompts_share_exactly_the_blocks_with_common_ids(first, second):
     pair = [request((len(ids) - 1) * BLOCK_TOKENS + last, chained(ids)) for ids, last in (first, second)]
     by_id = shared(*(request.keys for request in pair))
 
@@ -199,7 +129,7 @@ def test_two_prompts_share_exactly_the_blocks_with_common_ids(
 
 
 @given(st.integers(30, 5 * BLOCK_TOKENS))
-def test_a_prompt_has_the_length_of_the_trace(tokens: int) -> None:
+def test_a_prompt_has_the_length_of_the_trace(tokens):
     length = count_tokens(rendered(request(tokens)))
 
     remainder = tokens % BLOCK_TOKENS
@@ -211,21 +141,21 @@ def test_a_prompt_has_the_length_of_the_trace(tokens: int) -> None:
     assert tokens <= length <= tokens + slack
 
 
-def test_the_first_block_is_the_system_prompt() -> None:
+def test_the_first_block_is_the_system_prompt():
     messages = trace_messages(request(2000))
 
     assert [message["role"] for message in messages] == ["system", "user"]
     assert messages[0] == trace_messages(request(9000))[0]
 
 
-def test_a_passage_is_a_function_of_its_key() -> None:
+def test_a_passage_is_a_function_of_its_key():
     assert passage("a", 3000) == passage("a", 5000)[:3000]
     assert passage("a", 64) != passage("b", 64)
     assert len(passage("c", 600_000)) == 600_000
     assert passage("a", BLOCK_BYTES).isascii()
 
 
-def test_a_looped_trace_continues_with_later_times() -> None:
+def test_a_looped_trace_continues_with_later_times():
     workload = TraceWorkload([request(600, at_s=0.0), request(700, at_s=9.0)], loop=True)
     jobs = workload.jobs()
 
@@ -243,7 +173,7 @@ def line(at_ms: int, tokens: int = 600, ids: list[int] | None = None, **fields: 
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_rows_are_read_with_their_times_in_seconds_and_their_full_blocks_as_keys(tmp_path: Path, name: str) -> None:
+def test_rows_are_read_with_their_times_in_seconds_and_their_full_blocks_as_keys(tmp_path, name):
     text = b"\n".join([line(1500), line(2500), b""])
     (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)
     first, second = read_trace(tmp_path / name)
@@ -255,9 +185,7 @@ def test_rows_are_read_with_their_times_in_seconds_and_their_full_blocks_as_keys
 @pytest.mark.parametrize(
     ("stamps", "expected"), [([0, 0, 0, 3, 3], [0.0, 1.0, 2.0, 3.0, 4.5]), ([], []), ([7.0], [7.0])]
 )
-def test_requests_with_one_timestamp_are_spread_over_the_gap_to_the_next(
-    stamps: list[float], expected: list[float]
-) -> None:
+def test_requests_with_one_timestamp_are_spread_over_the_gap_to_the_next(stamps, expected):
     assert list(spread_stamps(stamps)) == expected
 
 
@@ -272,7 +200,7 @@ def test_requests_with_one_timestamp_are_spread_over_the_gap_to_the_next(
         (line(10), "t, line 2: the timestamp is before that of the previous line"),
     ],
 )
-def test_an_invalid_line_is_named_in_the_error(tmp_path: Path, invalid: bytes, message: str) -> None:
+def test_an_invalid_line_is_named_in_the_error(tmp_path, invalid, message):
     (tmp_path / "t").write_bytes(line(20) + b"\n" + invalid)
     with pytest.raises(TraceError, match=message.replace("`", ".")):
         read_trace(tmp_path / "t")

@@ -8,7 +8,6 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -126,7 +125,7 @@ async def play(url: str, workload: Any, **limits: Any) -> Player:
     return player
 
 
-async def test_a_request_has_its_group_and_session_and_requests_usage() -> None:
+async def test_a_request_has_its_group_and_session_and_requests_usage():
     router = FakeRouter(stream_of(*GOOD))
     async with serving(router) as url:
         await play(url, turns(1), model="m")
@@ -136,7 +135,7 @@ async def test_a_request_has_its_group_and_session_and_requests_usage() -> None:
     assert (body["model"], body["stream"], body["stream_options"]) == ("m", True, {"include_usage": True})
 
 
-async def test_results_are_totalled_by_group() -> None:
+async def test_results_are_totalled_by_group():
     async with serving(FakeRouter(stream_of(*GOOD, pause_s=0.05))) as url:
         player = await play(url, single_requests(3))
 
@@ -148,7 +147,7 @@ async def test_results_are_totalled_by_group() -> None:
     assert (totals.ttft.quantile(0.5) or 0) >= 0.05
 
 
-async def test_the_hit_rate_is_unknown_if_responses_report_no_cached_tokens() -> None:
+async def test_the_hit_rate_is_unknown_if_responses_report_no_cached_tokens():
     without_details = {"choices": [], "usage": {"prompt_tokens": 100, "completion_tokens": 3}}
     async with serving(FakeRouter(stream_of(event(without_details), event(b"[DONE]")))) as url:
         player = await play(url, single_requests(1))
@@ -172,7 +171,7 @@ async def rejecting(_request: web.Request) -> web.StreamResponse:
         (stream_of(event(b'{"choices":[{"delta":{"content":"\xff"}}]}')), "malformed"),
     ],
 )
-async def test_each_kind_of_failure_has_its_name(answer: Any, kind: str) -> None:
+async def test_each_kind_of_failure_has_its_name(answer, kind):
     async with serving(FakeRouter(answer)) as url:
         player = await play(url, single_requests(1))
 
@@ -191,13 +190,13 @@ async def silent_after_a_byte(request: web.Request) -> web.StreamResponse:
 
 
 @pytest.mark.parametrize("answer", [silent, silent_after_a_byte])
-async def test_a_router_that_stops_responding_is_a_timeout(answer: Any) -> None:
+async def test_a_router_that_stops_responding_is_a_timeout(answer):
     async with serving(FakeRouter(answer)) as url:
         assert await error_of(url, sock_read=0.1) == "timeout"
         assert await error_of(url, total=0.1) == "timeout"
 
 
-async def test_a_router_that_accepts_no_connection_is_unreachable() -> None:
+async def test_a_router_that_accepts_no_connection_is_unreachable():
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as others:
         for _ in range(3):  # fill the backlog, so that the next SYN is dropped
             other = others.enter_context(socket.socket())
@@ -214,7 +213,7 @@ async def error_of(url: str, **limits_s: float) -> str | None:
         return (await ChatClient(http, url).send(b"{}", {"Content-Type": "application/json"})).error
 
 
-async def test_a_turn_waits_for_the_previous_response_and_contains_it() -> None:
+async def test_a_turn_waits_for_the_previous_response_and_contains_it():
     router = FakeRouter(stream_of(*GOOD, pause_s=0.02))
     async with serving(router) as url:
         await play(url, turns(3))
@@ -227,7 +226,7 @@ async def test_a_turn_waits_for_the_previous_response_and_contains_it() -> None:
     assert router.max_in_flight == 1
 
 
-async def test_a_failed_turn_ends_its_session_and_the_rest_is_skipped() -> None:
+async def test_a_failed_turn_ends_its_session_and_the_rest_is_skipped():
     router = FakeRouter(rejecting)
     async with serving(router) as url:
         player = await play(url, turns(4))
@@ -236,7 +235,7 @@ async def test_a_failed_turn_ends_its_session_and_the_rest_is_skipped() -> None:
     assert player.skipped == 3
 
 
-async def test_the_number_of_requests_in_flight_is_limited() -> None:
+async def test_the_number_of_requests_in_flight_is_limited():
     router = FakeRouter(stream_of(*GOOD, pause_s=0.02))
     async with serving(router) as url:
         player = await play(url, single_requests(12), in_flight=3)
@@ -245,9 +244,7 @@ async def test_the_number_of_requests_in_flight_is_limited() -> None:
     assert player.totals["g"].ok == 12
 
 
-async def test_the_schedule_pauses_while_the_router_is_unreachable_and_continues_without_a_burst(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_schedule_pauses_while_the_router_is_unreachable_and_continues_without_a_burst(monkeypatch):
     monkeypatch.setattr(player_module, "BACK_OFF_S", (0.05, 0.1))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -275,14 +272,14 @@ async def test_the_schedule_pauses_while_the_router_is_unreachable_and_continues
     assert times[-1] - times[0] >= 0.02 * (len(times) - 1) * 0.8  # and continued at the scheduled rate
 
 
-async def test_a_request_limit_ends_an_endless_workload() -> None:
+async def test_a_request_limit_ends_an_endless_workload():
     async with serving(FakeRouter(stream_of(*GOOD))) as url:
         player = await play(url, Mix(1, rate=500.0), requests=20)
 
     assert total(player.totals).requests + player.skipped == 20
 
 
-def test_an_unreadable_trace_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_trace_is_reported(tmp_path, capsys):
     (tmp_path / "t.jsonl").write_text("{}\n")
 
     assert main(["--router", "http://127.0.0.1:1", "--trace", str(tmp_path / "t.jsonl")]) == 2
@@ -291,7 +288,7 @@ def test_an_unreadable_trace_is_reported(tmp_path: Path, capsys: pytest.CaptureF
     assert "line 1" in capsys.readouterr().err
 
 
-def test_quantiles_are_accurate_to_five_percent_and_none_without_values() -> None:
+def test_quantiles_are_accurate_to_five_percent_and_none_without_values():
     durations = Durations()
     assert durations.summary() == {"mean": None, "p50": None, "p95": None, "p99": None}
     for milliseconds in range(1, 1001):
@@ -306,7 +303,7 @@ def test_quantiles_are_accurate_to_five_percent_and_none_without_values() -> Non
     ("option", "value"),
     [("--requests", "-1"), ("--in-flight", "0"), ("--rate", "nan"), ("--rate", "inf"), ("--time-scale", "0")],
 )
-def test_options_that_would_never_end_are_rejected(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_would_never_end_are_rejected(option, value, capsys):
     with pytest.raises(SystemExit):
         main(["--router", "http://127.0.0.1:1", "--mix", "1", option, value])
     assert f"{option}: expected a finite number above 0" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 from routing.workers.messages import CallRejectedError, Channel, ChannelClosedError
 
 
-async def test_a_channel_returns_results_and_reports_rejections_errors_timeouts_and_closing() -> None:
+async def test_a_channel_returns_results_and_reports_rejections_errors_timeouts_and_closing():
     async def answer(question: str, content: Any) -> Any:
         if question == "decline":
             raise CallRejectedError(reason="because", path="$")

@@ -13,7 +13,7 @@ from routing.admin.events import FILE as HAPPENINGS
 from routing.observability.decision_log import MAX_SHOWN_BLOCKS
 from routing.proxy.config_store import CURRENT, PREVIOUS
 from routing.schema import LowestCostSettings
-from tests.fakes.replica import FakeReplica, answering
+from tests.fakes.replica import answering
 from tests.routing.proxy.harness import config
 from tests.routing.workers.harness import EXPLAIN, Process, loaded, serving, worker_of
 
@@ -34,9 +34,7 @@ def written(tmp_path: Path) -> set[str]:
     return {path.name for path in (tmp_path / "tested").iterdir()} - {HAPPENINGS}
 
 
-async def test_a_configuration_is_activated_in_all_workers_their_successors_and_after_a_restart(
-    four: list[FakeReplica], tmp_path: Path
-) -> None:
+async def test_a_configuration_is_activated_in_all_workers_their_successors_and_after_a_restart(four, tmp_path):
     async with serving(tmp_path, None, "--workers=2") as router:
         assert (await router.admin("GET", "/readyz"))[0] == 503
         assert (await router.chat()).status == 503
@@ -63,9 +61,7 @@ async def test_a_configuration_is_activated_in_all_workers_their_successors_and_
         assert after["boot"] != before["boot"]
 
 
-async def test_no_request_fails_while_configurations_and_workers_change(
-    four: list[FakeReplica], tmp_path: Path
-) -> None:
+async def test_no_request_fails_while_configurations_and_workers_change(four, tmp_path):
     async with serving(tmp_path, config(four), "--workers=2") as router, loaded(router) as load:
         router.process.send_signal(signal.SIGHUP)
         for revision in range(2, 12):
@@ -77,9 +73,7 @@ async def test_no_request_fails_while_configurations_and_workers_change(
         assert set(load.outcomes) == {"200"}
 
 
-async def test_metrics_and_decisions_cover_all_workers_and_the_boot_id_is_the_parents(
-    replica: FakeReplica, tmp_path: Path
-) -> None:
+async def test_metrics_and_decisions_cover_all_workers_and_the_boot_id_is_the_parents(replica, tmp_path):
     replica.script = answering(USAGE)
     long = json.dumps({"messages": [{"role": "user", "content": "A long story. " * 40_000}]}).encode()
     async with serving(tmp_path, config([replica], settings=LowestCostSettings()), "--workers=2") as router:

@@ -68,7 +68,7 @@ def totals(metrics: MergedMetrics, present: list[Families], series: ConfiguredSe
 
 @pytest.mark.parametrize("all_buckets", [True, False])
 @given(st.lists(st.lists(st.floats(0.0005, 1000.0), max_size=20), min_size=1, max_size=4))
-def test_merged_metrics_equal_those_of_one_process(all_buckets: bool, by_worker: list[list[float]]) -> None:
+def test_merged_metrics_equal_those_of_one_process(all_buckets, by_worker):
     total: Families = {}
     for seconds in by_worker:
         add(total, parse(exposed(1, seconds)))
@@ -84,7 +84,7 @@ def test_merged_metrics_equal_those_of_one_process(all_buckets: bool, by_worker:
         assert sum("_bucket" in key for key in merged) == len(EXPOSED_EDGES) + 1
 
 
-def test_the_metrics_of_a_single_worker_are_exposed_unchanged() -> None:
+def test_the_metrics_of_a_single_worker_are_exposed_unchanged():
     before = exposed(5, [0.1, 0.1, 3.0, 5000.0])
     assert sorted(text(parse(before)).splitlines()) == sorted(before.splitlines())
 
@@ -115,9 +115,7 @@ def test_the_metrics_of_a_single_worker_are_exposed_unchanged() -> None:
         ("pool_prefill_tokens_per_second", "gauge", [800, 800], 800),
     ],
 )
-def test_samples_of_workers_add_up_unless_they_are_about_something_that_workers_share(
-    name: str, kind: str, by_worker: list[float], expected: float
-) -> None:
+def test_samples_of_workers_add_up_unless_they_are_about_something_that_workers_share(name, kind, by_worker, expected):
     workers = [parse("\n".join([*header(name, kind, "."), f"{PREFIX}{name} {value}"])) for value in by_worker]
 
     assert totals(MergedMetrics(), workers) == {f"{PREFIX}{name}": expected}
@@ -131,7 +129,7 @@ def row(health: str = "up", breaker: str = "closed", running: int = 0, **fields:
     return {"pool": "chat", "name": "a", **state, **load, "connections": 1, "warming": None, "ranks": ranks, **fields}
 
 
-def test_a_replica_has_the_worst_state_that_any_worker_reports() -> None:
+def test_a_replica_has_the_worst_state_that_any_worker_reports():
     up = row(running=1, last_ok_at="2026-01-01T00:00:01")
     open_ = row("up", "open", 2, share=0.25, last_ok_at="2026-01-01T00:00:02")
     down, unknown = row("down", running=3), row("unknown")
@@ -154,7 +152,7 @@ def test_a_replica_has_the_worst_state_that_any_worker_reports() -> None:
     assert merged_rows([[up], [open_]])[0]["last_ok_at"] == "2026-01-01T00:00:02"
 
 
-def test_each_event_stream_is_that_of_the_worker_which_knows_least() -> None:
+def test_each_event_stream_is_that_of_the_worker_which_knows_least():
     def streams(*states: str) -> list[dict[str, Any]]:
         return [row(kv_events=[{"rank": rank, "state": state} for rank, state in enumerate(states)] or None)]
 
@@ -165,7 +163,7 @@ def test_each_event_stream_is_that_of_the_worker_which_knows_least() -> None:
     assert merged_rows([streams(), streams()])[0]["kv_events"] is None
 
 
-def test_warm_up_progress_is_summed_over_workers() -> None:
+def test_warm_up_progress_is_summed_over_workers():
     one = {"prefixes_done": 1, "prefixes": 3, "tokens_done": 100, "tokens": 300}
     two = {"prefixes_done": 0, "prefixes": 2, "tokens_done": 0, "tokens": 500}
     both = merged_rows([[row(warming=one)], [row(warming=two)], [row()]])[0]["warming"]
@@ -174,7 +172,7 @@ def test_warm_up_progress_is_summed_over_workers() -> None:
     assert merged_rows([[row()], [row()]])[0]["warming"] is None
 
 
-def test_counters_of_an_exited_worker_stay_and_its_gauges_go() -> None:
+def test_counters_of_an_exited_worker_stay_and_its_gauges_go():
     metrics = MergedMetrics()
     metrics.add_exited(parse(exposed(7, [0.1])), [], None)
     metrics.add_exited(parse(exposed(5, [0.1])), [], None)
@@ -185,7 +183,7 @@ def test_counters_of_an_exited_worker_stay_and_its_gauges_go() -> None:
     assert totals(metrics, [parse(exposed(1, []))])["warmpath_router_requests_total"] == 13
 
 
-def test_a_series_is_dropped_as_a_whole_after_its_grace_period_even_if_a_worker_exits_meanwhile() -> None:
+def test_a_series_is_dropped_as_a_whole_after_its_grace_period_even_if_a_worker_exits_meanwhile():
     now = 0.0
     metrics, series = MergedMetrics(lambda: now), configured("chat")
     metrics.add_exited(parse(exposed(7, [0.1], pool="old")), [], None)
@@ -199,7 +197,7 @@ def test_a_series_is_dropped_as_a_whole_after_its_grace_period_even_if_a_worker_
     assert 'pool="old"' not in text(metrics.total([], None))
 
 
-def test_canary_metrics_of_an_exited_worker_are_dropped_after_the_canary() -> None:
+def test_canary_metrics_of_an_exited_worker_are_dropped_after_the_canary():
     now = 0.0
     metrics, labels = MergedMetrics(lambda: now), 'pool="chat",group="",policy="p",revision="3"'
     histogram = Histogram()
@@ -224,7 +222,7 @@ def test_canary_metrics_of_an_exited_worker_are_dropped_after_the_canary() -> No
     assert remaining["warmpath_router_requests_total"] == 2
 
 
-def test_label_values_are_unescaped() -> None:
+def test_label_values_are_unescaped():
     sample = 'm{pool="a\\"b\\\\c\\n",group="",replica="r{}, =",policy="p",revision="12",le="0.5"}'
     assert series_key(sample) == ('a"b\\c\n', "", "r{}, =", "p", 12)
     assert series_key("process_cpu_seconds_total") == ("", "", "", "", 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from routing.schema import LowestCostSettings, ResponseCache, TaskGroupConfig
-from tests.fakes.replica import FakeReplica, Held, answering, sse
+from tests.fakes.replica import Held, answering, sse
 from tests.routing.proxy.harness import CHAT, chat_body, config, connect, post
 from tests.routing.workers.harness import DEADLINE_S, Load, Process, loaded, serving, worker_of
 
@@ -29,7 +29,7 @@ async def replaced(router: Process, before: list[int]) -> None:
     await router.until(all_new, "new workers in the place of all old ones")
 
 
-async def test_restarted_workers_know_what_all_workers_have_sent(four: list[FakeReplica], tmp_path: Path) -> None:
+async def test_restarted_workers_know_what_all_workers_have_sent(four, tmp_path):
     snapshot = config(four, settings=LowestCostSettings())
     prompts = [chat_body(text=f"Document {number}. " * 60) for number in range(30)]
     async with serving(tmp_path, snapshot, "--workers=2") as router:
@@ -70,8 +70,8 @@ async def kill_all(router: Process) -> None:
 
 
 async def test_no_connection_is_refused_and_no_counter_decreases_when_all_workers_die_or_are_replaced(
-    replica: FakeReplica, tmp_path: Path
-) -> None:
+    replica, tmp_path
+):
     """The admin port answers all the while."""
     over = asyncio.Event()
 
@@ -108,7 +108,7 @@ async def test_no_connection_is_refused_and_no_counter_decreases_when_all_worker
     assert lost == before <= 2 * load.clients, load.outcomes  # at most what they had under way at each death
 
 
-async def test_workers_are_replaced_one_by_one_without_losing_a_request(replica: FakeReplica, tmp_path: Path) -> None:
+async def test_workers_are_replaced_one_by_one_without_losing_a_request(replica, tmp_path):
     async with serving(tmp_path, config([replica]), "--workers=2") as router:
         before = router.workers
         async with loaded(router, 20, keep=True) as load:
@@ -127,7 +127,7 @@ async def test_workers_are_replaced_one_by_one_without_losing_a_request(replica:
         assert not [line for line in router.lines if "worker_died" in line]
 
 
-async def test_all_workers_drain_at_the_first_signal(replica: FakeReplica, tmp_path: Path) -> None:
+async def test_all_workers_drain_at_the_first_signal(replica, tmp_path):
     replica.script = held = Held()
     async with serving(tmp_path, config([replica]), "--workers=2") as router, AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connect(router.port)) for _ in range(8)]
@@ -153,7 +153,7 @@ async def test_all_workers_drain_at_the_first_signal(replica: FakeReplica, tmp_p
         assert not [line for line in router.lines if "worker_died" in line or "defect" in line]
 
 
-async def test_no_worker_outlives_its_parent(replica: FakeReplica, tmp_path: Path) -> None:
+async def test_no_worker_outlives_its_parent(replica, tmp_path):
     async with serving(tmp_path, config([replica]), "--workers=2") as router:
         workers = router.workers
         assert len(workers) == 2
@@ -172,9 +172,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-async def test_a_second_router_cannot_bind_the_same_port_without_reuse_port(
-    replica: FakeReplica, tmp_path: Path
-) -> None:
+async def test_a_second_router_cannot_bind_the_same_port_without_reuse_port(replica, tmp_path):
     async with serving(tmp_path, config([replica]), "--workers=2") as router:
         with pytest.raises(AssertionError, match="Address already in use"):
             async with serving(tmp_path, config([replica]), "--workers=2", port=router.port, name="other"):
@@ -183,8 +181,8 @@ async def test_a_second_router_cannot_bind_the_same_port_without_reuse_port(
 
 @pytest.mark.parametrize(("workers", "successors", "keep"), [(1, 1, False), (1, 2, True)])
 async def test_a_router_takes_over_from_another_without_a_refused_connection(
-    workers: int, successors: int, keep: bool, replica: FakeReplica, tmp_path: Path
-) -> None:
+    workers, successors, keep, replica, tmp_path
+):
     same = (tmp_path, config([replica]), "--reuse-port")
     async with serving(*same, f"--workers={workers}", name="old") as old:
         load = Load(old, 20, keep=keep)
@@ -201,9 +199,7 @@ async def test_a_router_takes_over_from_another_without_a_refused_connection(
     assert len(first) == successors
 
 
-async def test_a_purge_of_response_caches_reaches_the_memory_of_every_worker(
-    replica: FakeReplica, tmp_path: Path
-) -> None:
+async def test_a_purge_of_response_caches_reaches_the_memory_of_every_worker(replica, tmp_path):
     choice = {"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop"}
     completion = {"id": "1", "object": "chat.completion", "created": 1, "model": "tiny", "choices": [choice]}
     replica.script = answering(body=json.dumps(completion).encode())

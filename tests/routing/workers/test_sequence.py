@@ -53,7 +53,7 @@ async def everything(sequence: DecisionSequence, limit: int = 1000) -> tuple[lis
 
 
 @pytest.mark.parametrize("limit", [1, 3, 1000])
-async def test_every_record_is_read_once_in_the_order_in_which_it_was_added(limit: int) -> None:
+async def test_every_record_is_read_once_in_the_order_in_which_it_was_added(limit):
     sequence, a, b = DecisionSequence(), Book("a"), Book("b")
     for book, count in ((a, 2), (b, 1), (b, 2), (a, 3), (b, 0)):
         book.decide(sequence, count)
@@ -61,7 +61,7 @@ async def test_every_record_is_read_once_in_the_order_in_which_it_was_added(limi
     assert len(sequence) == 3  # stretches in a row are one
 
 
-async def test_a_reader_gets_the_number_of_records_that_were_dropped_before_it_came() -> None:
+async def test_a_reader_gets_the_number_of_records_that_were_dropped_before_it_came():
     sequence, a, b = DecisionSequence(), Book("a", room=3), Book("b")
     a.decide(sequence, 5)
     b.decide(sequence, 2)
@@ -70,7 +70,7 @@ async def test_a_reader_gets_the_number_of_records_that_were_dropped_before_it_c
     assert await everything(sequence, 1) == (["a4", "a5", "b1", "b2", "a6"], 3)
 
 
-async def test_records_of_a_killed_worker_count_as_dropped_and_those_of_a_retired_one_stay() -> None:
+async def test_records_of_a_killed_worker_count_as_dropped_and_those_of_a_retired_one_stay():
     sequence, a, b = DecisionSequence(), Book("a"), Book("b")
     for book, count in ((a, 2), (b, 2), (a, 1)):
         book.decide(sequence, count)
@@ -82,7 +82,7 @@ async def test_records_of_a_killed_worker_count_as_dropped_and_those_of_a_retire
     assert await everything(sequence) == (["a1", "a2", "a3"], 2)
 
 
-async def test_a_number_beyond_the_end_or_a_limit_of_zero_returns_nothing() -> None:
+async def test_a_number_beyond_the_end_or_a_limit_of_zero_returns_nothing():
     sequence, a = DecisionSequence(), Book("a")
     assert await sequence.after(7, 10) == {"decisions": [], "next": 0, "dropped": 0}
     a.decide(sequence, 2)
@@ -90,7 +90,7 @@ async def test_a_number_beyond_the_end_or_a_limit_of_zero_returns_nothing() -> N
     assert await sequence.after(1, 0) == {"decisions": [], "next": 1, "dropped": 0}
 
 
-async def test_a_record_added_during_a_read_is_only_on_the_next_page() -> None:
+async def test_a_record_added_during_a_read_is_only_on_the_next_page():
     sequence = DecisionSequence()
 
     class Busy(Book):
@@ -103,7 +103,7 @@ async def test_a_record_added_during_a_read_is_only_on_the_next_page() -> None:
     assert await everything(sequence) == ([f"a{number}" for number in range(1, 11)], 0)
 
 
-async def test_retained_records_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_retained_records_are_bounded(monkeypatch):
     monkeypatch.setattr(module, "MAX_RECORDS", 10)
     sequence = DecisionSequence()
     for life in range(50):
@@ -116,7 +116,7 @@ async def test_retained_records_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     assert (len(ids), dropped) == (8, 192)
 
 
-async def test_no_record_is_read_twice_in_any_order_of_worker_starts_and_ends() -> None:
+async def test_no_record_is_read_twice_in_any_order_of_worker_starts_and_ends():
     chance = random.Random(3)
     for _ in range(30):
         sequence, books, noted = DecisionSequence(), [Book("0", 5)], 0
@@ -137,7 +137,7 @@ async def test_no_record_is_read_twice_in_any_order_of_worker_starts_and_ends() 
         assert len(ids) + dropped == noted
 
 
-async def test_a_block_sample_is_the_same_from_a_running_and_from_an_exited_worker() -> None:
+async def test_a_block_sample_is_the_same_from_a_running_and_from_an_exited_worker():
     chance = random.Random(5)
     hashes = [chance.getrandbits(64) for _ in range(200)]
     whole = {"seq": 1, "blocks": [f"{one:016x}" for one in hashes], "block_count": 200}

@@ -48,9 +48,7 @@ async def ask(router: Process, headers: list[bytes] | None = None) -> tuple[int,
     return answer.status, worker_of(answer)
 
 
-async def test_max_running_one_lets_one_request_run_in_all_workers_and_each_worker_gets_its_turn(
-    replica: FakeReplica, tmp_path: Path
-) -> None:
+async def test_max_running_one_lets_one_request_run_in_all_workers_and_each_worker_gets_its_turn(replica, tmp_path):
     script = replica.script = Counting(0.01)
     limit = ConcurrencyConfig(max_running=1, max_waiting=1000, max_wait_s=30)
     async with serving(tmp_path, config([replica], concurrency=limit), f"--workers={WORKERS}") as router:
@@ -62,7 +60,7 @@ async def test_max_running_one_lets_one_request_run_in_all_workers_and_each_work
     assert len({worker for _, worker in seen}) == WORKERS
 
 
-async def test_a_killed_workers_permit_is_released(replica: FakeReplica, tmp_path: Path) -> None:
+async def test_a_killed_workers_permit_is_released(replica, tmp_path):
     script = replica.script = Counting(3600.0)
     limit = ConcurrencyConfig(max_running=1, max_waiting=1000, max_wait_s=30)
     async with serving(tmp_path, config([replica], concurrency=limit), "--workers=3") as router:
@@ -95,7 +93,7 @@ def holder(router: Process, replica: FakeReplica) -> int:
     raise AssertionError("no worker has it")
 
 
-async def test_the_rate_of_an_api_key_holds_for_all_workers_together(replica: FakeReplica, tmp_path: Path) -> None:
+async def test_the_rate_of_an_api_key_holds_for_all_workers_together(replica, tmp_path):
     replica.script = Counting(0.0)
     rate, burst, seconds = 40.0, 10, 3.0
     key = api_key(requests_per_s=rate, burst=burst)
@@ -140,7 +138,7 @@ def left(grant: Grant) -> int:
     return grant.tokens.available(monotonic())
 
 
-def test_tokens_counted_by_one_worker_are_spent_for_all() -> None:
+def test_tokens_counted_by_one_worker_are_spent_for_all():
     memory = LimitsMemory.create(3)
     one, other, third = grants(3, tokens_per_min=600, memory=memory)
     one.charge_prompt(400)
@@ -149,7 +147,7 @@ def test_tokens_counted_by_one_worker_are_spent_for_all() -> None:
     assert [left(grant) // 10 for grant in (one, other, third)] == [10, 10, 10]
 
 
-def test_a_changed_rate_continues_from_the_level_of_the_previous_one_once() -> None:
+def test_a_changed_rate_continues_from_the_level_of_the_previous_one_once():
     memory = LimitsMemory.create(2)
     before = grants(2, tokens_per_min=600, memory=memory)
     before[0].charge_prompt(590)
@@ -163,7 +161,7 @@ def test_a_changed_rate_continues_from_the_level_of_the_previous_one_once() -> N
     assert [left(grant) for grant in after] == [0, 0]
 
 
-def test_a_queue_keeps_its_slot_while_configured_and_frees_it_when_no_request_runs_there() -> None:
+def test_a_queue_keeps_its_slot_while_configured_and_frees_it_when_no_request_runs_there():
     memory = LimitsMemory.create(2)
     limit = ConcurrencyConfig(max_running=1)
     slots = assign_queues(config([], concurrency=limit), {}, memory)
@@ -176,7 +174,7 @@ def test_a_queue_keeps_its_slot_while_configured_and_frees_it_when_no_request_ru
     assert assign_queues(config([], concurrency=limit), {}, memory) == {"chat/": 0}
 
 
-def test_the_first_request_in_order_gets_the_permit_unless_its_worker_has_stopped() -> None:
+def test_the_first_request_in_order_gets_the_permit_unless_its_worker_has_stopped():
     memory = LimitsMemory.create(2)
     here, there = (WorkerPermits(memory, 0, row) for row in range(2))
     WorkerLimits(memory, 1).tick(0)
@@ -188,7 +186,7 @@ def test_the_first_request_in_order_gets_the_permit_unless_its_worker_has_stoppe
     assert here.acquire(1, 4.0)
 
 
-async def test_a_worker_that_removes_a_limit_admits_its_requests_and_gives_their_permits_back() -> None:
+async def test_a_worker_that_removes_a_limit_admits_its_requests_and_gives_their_permits_back():
     memory, limited = LimitsMemory.create(2), config([], concurrency=ConcurrencyConfig(max_running=1))
     slots = assign_queues(limited, {}, memory)
     here, there = AdmissionQueues(), AdmissionQueues()
@@ -219,7 +217,7 @@ async def test_a_worker_that_removes_a_limit_admits_its_requests_and_gives_their
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_a_flow_has_one_share_however_many_workers_its_connections_reach(workers: int) -> None:
+def test_a_flow_has_one_share_however_many_workers_its_connections_reach(workers):
     memory = LimitsMemory.create(4)
     limit = ConcurrencyConfig(max_running=1, max_waiting=100_000)
     limiters = [ConcurrencyLimiter(limit, monotonic, permits=WorkerPermits(memory, 0, row)) for row in range(4)]
@@ -254,7 +252,7 @@ def limiters_of(memory: LimitsMemory, *rows: int, waiting: int = 1000) -> list[C
     return [ConcurrencyLimiter(limit, lambda: 0.0, permits=WorkerPermits(memory, 0, row)) for row in rows]
 
 
-def test_flows_of_different_priorities_have_no_tag_in_common() -> None:
+def test_flows_of_different_priorities_have_no_tag_in_common():
     memory = LimitsMemory.create(1)
     limiter = limiters_of(memory, 0)[0]
     for name in range(1000):
@@ -264,7 +262,7 @@ def test_flows_of_different_priorities_have_no_tag_in_common() -> None:
             assert 0 <= place < len(memory.tags(0)) - HIGHEST - 2
 
 
-def test_a_removed_queue_changes_no_tags_of_the_queue_that_gets_its_memory() -> None:
+def test_a_removed_queue_changes_no_tags_of_the_queue_that_gets_its_memory():
     memory = LimitsMemory.create(1)
     old = limiters_of(memory, 0)[0]
     running, waiting = QueuedRequest(0, "a", 1_000_000), QueuedRequest(0, "a", 1_000_000)
@@ -277,7 +275,7 @@ def test_a_removed_queue_changes_no_tags_of_the_queue_that_gets_its_memory() -> 
     assert list(memory.tags(0)) == before
 
 
-def test_a_worker_may_use_its_part_of_a_queue_that_others_have_filled() -> None:
+def test_a_worker_may_use_its_part_of_a_queue_that_others_have_filled():
     memory = LimitsMemory.create(4)
     here, there = limiters_of(memory, 0, 1, waiting=100)
     for _ in range(200):
@@ -289,7 +287,7 @@ def test_a_worker_may_use_its_part_of_a_queue_that_others_have_filled() -> None:
     assert [len(request.events) for request in modest] == [0] * 25 + [1]
 
 
-def test_usage_that_cannot_be_true_stops_no_flow() -> None:
+def test_usage_that_cannot_be_true_stops_no_flow():
     memory = LimitsMemory.create(2)
     limiter = limiters_of(memory, 0)[0]
     for _ in range(3):
@@ -299,7 +297,7 @@ def test_usage_that_cannot_be_true_stops_no_flow() -> None:
         limiter.release(request, (100, 2 * 10**15))
 
 
-def test_idle_workers_forgive_what_any_of_them_has_charged() -> None:
+def test_idle_workers_forgive_what_any_of_them_has_charged():
     memory = LimitsMemory.create(2)
     here, there = limiters_of(memory, 0, 1)
     for limiter, name in ((here, "a"), (there, "b")):
@@ -323,7 +321,7 @@ def _take_and_give(fd: int, row: int, rounds: int) -> None:
 
 
 @pytest.mark.plain_python(reason="It starts processes of the plain interpreter.")
-def test_concurrent_processes_never_hold_more_permits_than_the_limit() -> None:
+def test_concurrent_processes_never_hold_more_permits_than_the_limit():
     memory = LimitsMemory.create(4)
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_take_and_give, args=(memory.fd, row, 3000)) for row in range(4)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -14,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from routing.schema import Limits, LowestCostSettings, PrefixHashSettings
+from routing.schema import Limits, LowestCostSettings
 from routing.settings import STATE_URL
 from tests.fakes.replica import Call, FakeReplica, Held, plain_answer
 from tests.routing.proxy.harness import CHAT, RawClient, chat_body, config, connect, post
@@ -93,9 +92,7 @@ def of_process(clients: Sequence[tuple[str, RawClient]], pid: int) -> list[tuple
     return [it for it in clients if it[1].writer.get_extra_info("sockname")[1] in ports]
 
 
-async def test_a_prompt_that_one_worker_has_sent_is_found_cached_by_all(
-    four: list[FakeReplica], tmp_path: Path
-) -> None:
+async def test_a_prompt_that_one_worker_has_sent_is_found_cached_by_all(four, tmp_path):
     for replica in four:
         replica.script = HeldIfAsked()
     prompt = "A document that is long enough to be cached. " * 60
@@ -115,29 +112,7 @@ async def test_a_prompt_that_one_worker_has_sent_is_found_cached_by_all(
     assert peers is None  # other routers, of which these know nothing
 
 
-async def test_two_workers_spread_a_hot_prefix_by_their_common_load(four: list[FakeReplica], tmp_path: Path) -> None:
-    held = Held()
-    for replica in four:
-        replica.script = held
-    hot = config(four, settings=PrefixHashSettings(slack_s=0))
-    async with serving(tmp_path, hot, "--workers=2") as router, AsyncExitStack() as stack:
-        workers = set()
-        for count in range(1, 25):
-            client = await stack.enter_async_context(connect(router.port))
-            await client.send(post(CHAT))
-            head = await client.read_until(b"\n\n")
-            workers.add(head.lower().partition(b"x-request-id: ")[2][:16])
-            await all_know(router, count)
-        assert len(workers) == 2
-        spread = Counter({replica.name: len(replica.calls) for replica in four})
-        assert max(spread.values()) <= 8  # 6 each; by each one's own half alone it may be 10 and more
-        assert sum(spread.values()) == 24
-        _, shown = await router.admin("GET", "/admin/replicas")
-        assert {one["name"]: one["running"] for one in shown["replicas"]} == spread
-        held.go.set()
-
-
-async def test_max_in_flight_holds_for_all_workers_together(four: list[FakeReplica], tmp_path: Path) -> None:
+async def test_max_in_flight_holds_for_all_workers_together(four, tmp_path):
     held = Held()
     four[0].script = held
     few = config(four[:1], limits=Limits(max_in_flight=6))
@@ -152,9 +127,7 @@ async def test_max_in_flight_holds_for_all_workers_together(four: list[FakeRepli
         held.go.set()
 
 
-async def test_a_killed_worker_loses_its_own_requests_and_its_load_is_forgotten(
-    four: list[FakeReplica], tmp_path: Path
-) -> None:
+async def test_a_killed_worker_loses_its_own_requests_and_its_load_is_forgotten(four, tmp_path):
     async with (
         serving(tmp_path, config(four), "--workers=2") as router,
         held_requests(router, four, 24) as (clients, script),
@@ -190,9 +163,7 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-async def test_a_stopped_worker_is_forgotten_until_it_continues_and_loses_nothing(
-    four: list[FakeReplica], tmp_path: Path
-) -> None:
+async def test_a_stopped_worker_is_forgotten_until_it_continues_and_loses_nothing(four, tmp_path):
     async with (
         serving(tmp_path, config(four), "--workers=2") as router,
         held_requests(router, four, 24) as (clients, script),
@@ -214,7 +185,7 @@ async def test_a_stopped_worker_is_forgotten_until_it_continues_and_loses_nothin
     assert not [line for line in router.lines if "worker_died" in line or "defect" in line]
 
 
-async def test_new_workers_know_the_load_of_those_that_they_replace(four: list[FakeReplica], tmp_path: Path) -> None:
+async def test_new_workers_know_the_load_of_those_that_they_replace(four, tmp_path):
     async with (
         serving(tmp_path, config(four), "--workers=2") as router,
         held_requests(router, four, 24) as (clients, script),
@@ -229,9 +200,7 @@ async def test_new_workers_know_the_load_of_those_that_they_replace(four: list[F
     assert len(bodies) == 24
 
 
-async def test_workers_and_other_routers_are_one_fleet_through_the_server_and_peers_are_routers(
-    four: list[FakeReplica], tmp_path: Path, valkey: str
-) -> None:
+async def test_workers_and_other_routers_are_one_fleet_through_the_server_and_peers_are_routers(four, tmp_path, valkey):
     environment = os.environ | {STATE_URL: f"unix://{urlsplit(valkey).path}"}
     fleet = config(four)
     other_fleet = msgspec.structs.replace(fleet, hash_secret="00" * 16)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from routing.schema import Limits
-from tests.fakes.replica import FakeReplica, halting
+from tests.fakes.replica import halting
 from tests.routing.proxy.harness import CHAT, config, connect, post
 from tests.routing.workers.harness import DEADLINE_S, Process, begun, serving
 
@@ -40,9 +40,7 @@ def hang_up(router: Process) -> None:
 
 
 @WORKERS
-async def test_a_router_starts_although_it_gets_sighups_from_the_beginning(
-    workers: int, replica: FakeReplica, tmp_path: Path
-) -> None:
+async def test_a_router_starts_although_it_gets_sighups_from_the_beginning(workers, replica, tmp_path):
     async with begun(tmp_path, config([replica]), f"--workers={workers}") as router:
         await first_moment(router)
         ready = asyncio.create_task(router.ready())
@@ -56,9 +54,7 @@ async def test_a_router_starts_although_it_gets_sighups_from_the_beginning(
 
 
 @pytest.mark.parametrize(("workers", "stop"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
-async def test_a_router_that_is_stopped_before_it_serves_exits_cleanly(
-    workers: int, stop: signal.Signals, replica: FakeReplica, tmp_path: Path
-) -> None:
+async def test_a_router_that_is_stopped_before_it_serves_exits_cleanly(workers, stop, replica, tmp_path):
     async with begun(tmp_path, config([replica]), f"--workers={workers}") as router:
         await first_moment(router)
         assert await router.end(stop) == 0
@@ -70,9 +66,7 @@ def is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-async def test_a_router_that_is_stopped_while_its_workers_start_leaves_none_behind(
-    replica: FakeReplica, tmp_path: Path
-) -> None:
+async def test_a_router_that_is_stopped_while_its_workers_start_leaves_none_behind(replica, tmp_path):
     async with begun(tmp_path, config([replica]), "--workers=2") as router:
 
         async def has_workers() -> bool:
@@ -90,7 +84,7 @@ async def test_a_router_that_is_stopped_while_its_workers_start_leaves_none_behi
 
 
 @WORKERS
-async def test_sighups_do_not_disturb_the_shutdown(workers: int, replica: FakeReplica, tmp_path: Path) -> None:
+async def test_sighups_do_not_disturb_the_shutdown(workers, replica, tmp_path):
     replica.script = halting
     limits = Limits(drain_timeout_s=60)
     async with (
@@ -111,7 +105,7 @@ async def test_sighups_do_not_disturb_the_shutdown(workers: int, replica: FakeRe
         assert await ended == 0
 
 
-async def test_a_sighup_while_workers_are_replaced_replaces_them_again(replica: FakeReplica, tmp_path: Path) -> None:
+async def test_a_sighup_while_workers_are_replaced_replaces_them_again(replica, tmp_path):
     """Those that were replaced already have read the files of before it."""
     async with serving(tmp_path, config([replica]), "--workers=2") as router:
         router.process.send_signal(signal.SIGHUP)

@@ -32,7 +32,6 @@ from routing.workers.process import (
     pause_after,
 )
 from routing.workers.supervisor import Supervisor
-from tests.fakes.replica import FakeReplica
 from tests.routing.building import until
 from tests.routing.proxy.harness import CHAT, config, connect, post
 
@@ -40,12 +39,12 @@ DEADLINE_S = 60.0
 
 
 @pytest.mark.parametrize("took_s", [0.0, 0.001, POLL_S * POLL_SHARE, 0.05, 0.09])
-def test_polling_takes_at_most_its_share_of_the_time(took_s: float) -> None:
+def test_polling_takes_at_most_its_share_of_the_time(took_s):
     assert took_s <= POLL_SHARE * pause_after(took_s)
     assert pause_after(took_s) == POLL_S or took_s > POLL_S * POLL_SHARE
 
 
-def test_a_silent_worker_is_detected_in_seconds_and_killed_within_about_a_minute() -> None:
+def test_a_silent_worker_is_detected_in_seconds_and_killed_within_about_a_minute():
     assert POLL_TIMEOUT_S + POLL_S < 5
     assert MAX_MISSED_POLLS * (POLL_TIMEOUT_S + POLL_S) < MAX_MISSED_POLLS * (POLL_TIMEOUT_S + MAX_POLL_S) < 70
     assert pause_after(60.0) == MAX_POLL_S
@@ -68,9 +67,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("routing.workers.process.POLL_TIMEOUT_S", 2.0)
 
 
-async def test_another_worker_accepts_for_a_silent_one_until_that_responds(
-    replica: FakeReplica, tmp_path: Path, impatient: None, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_another_worker_accepts_for_a_silent_one_until_that_responds(replica, tmp_path, impatient, caplog):
     async with supervised(tmp_path, dump_snapshot(config([replica]), 1).document) as supervisor:
         silent, other = supervisor.ready
         port = supervisor._sockets[0][0].getsockname()[1]
@@ -94,9 +91,7 @@ async def test_another_worker_accepts_for_a_silent_one_until_that_responds(
     assert caplog.text.count("worker_silent") == caplog.text.count("worker_responds") == 1
 
 
-async def test_replica_events_need_no_additional_polls_of_workers(
-    replica: FakeReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_replica_events_need_no_additional_polls_of_workers(replica, tmp_path, monkeypatch):
     monkeypatch.setattr("routing.workers.process.POLL_S", 3600.0)
     polls, poll = 0, WorkerProcess.poll
 
@@ -119,9 +114,7 @@ async def test_replica_events_need_no_additional_polls_of_workers(
     assert polls == 0
 
 
-async def test_a_worker_that_is_silent_for_too_long_is_replaced(
-    tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_that_is_silent_for_too_long_is_replaced(tmp_path, impatient, monkeypatch):
     monkeypatch.setattr("routing.workers.process.POLL_TIMEOUT_S", 0.5)
     async with supervised(tmp_path, None) as supervisor:
         stopped = supervisor.ready[0]
@@ -130,7 +123,7 @@ async def test_a_worker_that_is_silent_for_too_long_is_replaced(
         await until(lambda: len(supervisor.ready) == 2, "its successor")
 
 
-async def test_the_port_of_a_draining_router_closes_although_a_worker_does_not_respond(tmp_path: Path) -> None:
+async def test_the_port_of_a_draining_router_closes_although_a_worker_does_not_respond(tmp_path):
     """A second after the signal no new request is accepted."""
     async with supervised(tmp_path, None) as supervisor:
         port = supervisor._sockets[0][0].getsockname()[1]
@@ -147,9 +140,7 @@ async def test_the_port_of_a_draining_router_closes_although_a_worker_does_not_r
         draining.cancel()
 
 
-async def test_a_configuration_that_one_worker_rejects_is_activated_in_none(
-    four: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_configuration_that_one_worker_rejects_is_activated_in_none(four, tmp_path, monkeypatch):
     async with supervised(tmp_path, dump_snapshot(config(four[:1]), 1).document) as supervisor:
         prepare = WorkerProcess.prepare
 
@@ -171,8 +162,8 @@ async def test_a_configuration_that_one_worker_rejects_is_activated_in_none(
 
 
 async def test_a_worker_that_dies_before_it_commits_is_replaced_by_one_with_the_new_configuration(
-    four: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    four, tmp_path, monkeypatch
+):
     async with supervised(tmp_path, dump_snapshot(config(four[:1]), 1).document) as supervisor:
         commit = WorkerProcess.commit
         victim = supervisor.ready[0]
@@ -191,9 +182,7 @@ async def test_a_worker_that_dies_before_it_commits_is_replaced_by_one_with_the_
         assert [row["name"] for worker in supervisor.ready for row in worker.replica_rows] == ["replica-1"] * 2
 
 
-async def test_without_a_worker_a_configuration_is_to_be_retried_and_not_rejected(
-    replica: FakeReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_a_worker_a_configuration_is_to_be_retried_and_not_rejected(replica, tmp_path, monkeypatch):
     document = dump_snapshot(config([replica]), 1).document
     async with supervised(tmp_path, None, workers=1) as supervisor:
         view = WorkersView(supervisor, "1.0")
@@ -216,8 +205,8 @@ async def test_without_a_worker_a_configuration_is_to_be_retried_and_not_rejecte
 
 
 async def test_a_configuration_pushed_while_workers_start_is_activated_after_the_initial_one(
-    replica: FakeReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    replica, tmp_path, monkeypatch
+):
     monkeypatch.setattr("routing.workers.multiprocess.WORKERS_TIMEOUT_S", DEADLINE_S)
     old, new = (dump_snapshot(config([replica]), revision).document for revision in (5, 6))
     supervisor = Supervisor("tested", LastKnownGood(tmp_path), 2)
@@ -230,8 +219,8 @@ async def test_a_configuration_pushed_while_workers_start_is_activated_after_the
 
 
 async def test_a_worker_that_does_not_respond_causes_no_rejection_and_an_incomplete_purge(
-    replica: FakeReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    replica, tmp_path, monkeypatch
+):
     monkeypatch.setattr("routing.workers.process.FORGET_S", 0.3)
     async with supervised(tmp_path, dump_snapshot(config([replica]), 1).document) as supervisor:
         os.kill(supervisor.ready[0].process.pid, signal.SIGSTOP)
@@ -243,7 +232,7 @@ async def test_a_worker_that_does_not_respond_causes_no_rejection_and_an_incompl
     assert result.problem == "1 of 2 worker processes did not respond"
 
 
-async def test_a_late_worker_activates_the_latest_configuration(replica: FakeReplica, tmp_path: Path) -> None:
+async def test_a_late_worker_activates_the_latest_configuration(replica, tmp_path):
     """What it was asked first takes long to prepare, and nobody waits for that any more."""
     configs = [ReplicaConfig(f"r{number}", "http://127.0.0.1:1") for number in range(2000)]
     small = config([replica])
@@ -257,9 +246,7 @@ async def test_a_late_worker_activates_the_latest_configuration(replica: FakeRep
         assert [row["name"] for row in worker.replica_rows] == [replica.name]
 
 
-async def test_polling_and_replacement_continue_after_an_internal_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_polling_and_replacement_continue_after_an_internal_error(tmp_path, monkeypatch):
     monkeypatch.setattr("routing.http.tasks.FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr("routing.workers.process.POLL_S", 0.01)
     poll, add_exited, share = WorkerProcess.poll, MergedMetrics.add_exited, Supervisor._share_sockets
@@ -296,7 +283,7 @@ async def test_polling_and_replacement_continue_after_an_internal_error(
     assert failed == ["poll", "add_exited", "share"]
 
 
-async def test_only_two_workers_per_core_start_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_two_workers_per_core_start_at_a_time(tmp_path, monkeypatch):
     """Sixty-four that share a core would all be late."""
     begin, starting, most = WorkerProcess.wait_until_started, 0, 0
 
@@ -318,7 +305,7 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def test_rows_and_file_descriptors_are_released(tmp_path: Path) -> None:
+async def test_rows_and_file_descriptors_are_released(tmp_path):
     async with supervised(tmp_path, None) as supervisor:
         before = open_files()
         for restarts in range(1, 4):
@@ -329,9 +316,7 @@ async def test_rows_and_file_descriptors_are_released(tmp_path: Path) -> None:
         assert open_files() <= before
 
 
-async def test_a_successor_that_dies_before_it_accepts_has_one_successor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_successor_that_dies_before_it_accepts_has_one_successor(tmp_path, monkeypatch):
     async with supervised(tmp_path, None) as supervisor:
         known, dead, started = set(supervisor.processes), [], []
         listen, start = WorkerProcess.listen, WorkerProcess.start
@@ -356,7 +341,7 @@ async def test_a_successor_that_dies_before_it_accepts_has_one_successor(
         assert len(started) == 2
 
 
-async def test_a_successor_that_dies_during_a_configuration_change_has_one_successor(tmp_path: Path) -> None:
+async def test_a_successor_that_dies_during_a_configuration_change_has_one_successor(tmp_path):
     """It waits for the end of that, and where nothing comes of it there is nothing to ask it."""
     async with supervised(tmp_path, None) as supervisor:
         known = set(supervisor.processes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -25,8 +24,8 @@ async def serials(router: Process, authority: Authority) -> set[int]:
 
 @pytest.mark.parametrize(("workers", "line"), [(1, "certificate_loaded"), (2, "workers_replaced")])
 async def test_every_process_uses_a_renewed_certificate_after_sighup_and_verifies_those_of_replicas(
-    workers: int, line: str, tmp_path: Path
-) -> None:
+    workers, line, tmp_path
+):
     authority = Authority(tmp_path)
     replica = FakeReplica("secure")
     replica.tls = authority.issue("replica").server()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from routing.schema import WarmUp
-from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import samples
 from tests.routing.proxy.warm_ups import PREFIXES, body, prefix_text, sent_to_warm, system_prompts, with_warm_up
 from tests.routing.workers.harness import serving
@@ -13,7 +10,7 @@ from tests.routing.workers.harness import serving
 TURNS = 24  # so that whichever worker an opening is of meets it twice
 
 
-async def test_workers_divide_the_prefixes_of_a_warm_up(three: list[FakeReplica], tmp_path: Path) -> None:
+async def test_workers_divide_the_prefixes_of_a_warm_up(three, tmp_path):
     *known, new = three
     async with serving(tmp_path, with_warm_up(known), "--workers=2") as router:
         for _ in range(TURNS):

@@ -55,7 +55,7 @@ class Rig:
 
 
 @pytest.mark.parametrize(("share", "replicas", "size"), [(0.8, 8, 6), (0.5, 8, 4), (0.96, 8, 7), (0.2, 20, 4)])
-def test_a_hot_prefix_gets_its_share_of_the_replicas(share: float, replicas: int, size: int) -> None:
+def test_a_hot_prefix_gets_its_share_of_the_replicas(share, replicas, size):
     rig = Rig(replicas)
     rig.traffic(3000, {HOT: share})
 
@@ -67,14 +67,14 @@ def test_a_hot_prefix_gets_its_share_of_the_replicas(share: float, replicas: int
     assert not hot & {replica for kind, replica in turns if kind is None}
 
 
-def test_the_only_prefix_gets_all_replicas() -> None:
+def test_the_only_prefix_gets_all_replicas():
     rig = Rig(8)
     rig.traffic(2000, {HOT: 1.0})
 
     assert sorted(rig.strategy.plan()[HOT]) == rig.names
 
 
-def test_several_hot_prefixes_get_different_replicas() -> None:
+def test_several_hot_prefixes_get_different_replicas():
     rig = Rig(10)
     rig.traffic(3000, {1: 0.4, 2: 0.3})
     plan = rig.strategy.plan()
@@ -83,7 +83,7 @@ def test_several_hot_prefixes_get_different_replicas() -> None:
     assert not set(plan[1]) & set(plan[2])
 
 
-def test_a_prefix_that_cools_down_loses_its_replicas() -> None:
+def test_a_prefix_that_cools_down_loses_its_replicas():
     rig = Rig(8)
     rig.traffic(3000, {HOT: 0.5})
     assert HOT in rig.strategy.plan()
@@ -93,7 +93,7 @@ def test_a_prefix_that_cools_down_loses_its_replicas() -> None:
     assert len({rig.send(rig.rng.getrandbits(64)).target for _ in range(400)}) == 8
 
 
-def test_a_fluctuating_share_changes_nothing() -> None:
+def test_a_fluctuating_share_changes_nothing():
     rig = Rig(8)
     rig.traffic(4000, {HOT: 0.5})
     plans = set()
@@ -104,7 +104,7 @@ def test_a_fluctuating_share_changes_nothing() -> None:
     assert len(plans) == 1
 
 
-def test_a_few_long_prompts_weigh_as_much_as_many_short_ones() -> None:
+def test_a_few_long_prompts_weigh_as_much_as_many_short_ones():
     rig = Rig(8)
     for number in range(3000):
         rig.send(HOT, tokens=19_000) if number % 20 == 0 else rig.send(rig.rng.getrandbits(64))
@@ -112,7 +112,7 @@ def test_a_few_long_prompts_weigh_as_much_as_many_short_ones() -> None:
     assert abs(len(rig.strategy.plan()[HOT]) - 4) <= 1
 
 
-def test_a_conversation_stays_on_one_replica_until_moving_costs_less() -> None:
+def test_a_conversation_stays_on_one_replica_until_moving_costs_less():
     rig = Rig(8)
     rig.traffic(3000, {HOT: 0.8})
     first = rig.send(HOT, conversation=5)
@@ -125,7 +125,7 @@ def test_a_conversation_stays_on_one_replica_until_moving_costs_less() -> None:
     assert moved.target in rig.strategy.plan()[HOT]
 
 
-def test_requests_limited_to_some_replicas_do_not_change_the_plan_of_others() -> None:
+def test_requests_limited_to_some_replicas_do_not_change_the_plan_of_others():
     rig = Rig(8)
     holders = rig.candidates.subset(rig.names[:3])  # of an adapter
     rig.traffic(4000, {HOT: 0.52})
@@ -141,7 +141,7 @@ def test_requests_limited_to_some_replicas_do_not_change_the_plan_of_others() ->
     assert rig.strategy.plan() == plan
 
 
-def test_the_number_of_cached_plans_is_bounded() -> None:
+def test_the_number_of_cached_plans_is_bounded():
     rig = Rig(8)
     for number in range(5 * MAX_PLANS):
         rig.strategy.choose(FixedKeys(tier1=HOT), rig.candidates.subset(rig.names[number % 8 :]))
@@ -149,7 +149,7 @@ def test_the_number_of_cached_plans_is_bounded() -> None:
     assert len(rig.strategy._plans) <= MAX_PLANS
 
 
-def test_a_retry_uses_another_replica_of_the_prefix_and_keeps_the_plan() -> None:
+def test_a_retry_uses_another_replica_of_the_prefix_and_keeps_the_plan():
     rig = Rig(8)
     rig.traffic(3000, {HOT: 0.5})
     plan = rig.strategy.plan()
@@ -164,7 +164,7 @@ def test_a_retry_uses_another_replica_of_the_prefix_and_keeps_the_plan() -> None
 
 
 @given(st.integers(0, 20), st.floats(-2, 2))
-def test_a_size_is_kept_while_the_share_is_near(before: int, difference: float) -> None:
+def test_a_size_is_kept_while_the_share_is_near(before, difference):
     share = max(0.0, before + difference)
     size = next_size(before, share)
 
@@ -182,30 +182,26 @@ def shares_of(keys, half_life: float = 1e6) -> Shares:
     return shares
 
 
-def test_shares_are_sorted_the_largest_first() -> None:
+def test_shares_are_sorted_the_largest_first():
     frequent = shares_of([1] * 20 + [2] * 70 + [3] * 10).frequent_keys(0.15)
 
     assert [key for key, _ in frequent] == [2, 1]
     assert [share for _, share in frequent] == pytest.approx([0.7, 0.2], rel=0.01)
 
 
-def test_there_are_no_shares_before_any_request() -> None:
-    assert shares_of([]).frequent_keys(0.1) == []
-
-
-def test_old_traffic_fades() -> None:
+def test_old_traffic_fades():
     shares = shares_of([1] * 10_000 + [2] * 100, half_life=100)
 
     assert dict(shares.frequent_keys(0.1)) == pytest.approx({1: 0.5, 2: 0.5}, rel=0.02)
 
 
-def test_shares_stay_correct_in_the_long_run() -> None:
+def test_shares_stay_correct_in_the_long_run():
     shares = shares_of((number % 4 for number in range(50_000)), half_life=20)
 
     assert [share for _, share in shares.frequent_keys(0.1)] == pytest.approx([0.25] * 4, rel=0.1)
 
 
-def test_few_keys_are_counted_and_heavy_ones_among_them() -> None:
+def test_few_keys_are_counted_and_heavy_ones_among_them():
     rng, shares, max_counted = random.Random(5), Shares(10_000), 0
     for _ in range(50_000):
         shares.count(7 if rng.random() < 0.05 else rng.getrandbits(64), 1000)

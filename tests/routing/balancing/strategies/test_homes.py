@@ -69,7 +69,7 @@ class Rig:
 
 @hashed
 @given(key=hashes, count=st.sampled_from([1, 5, 40]))
-def test_routers_agree_on_the_home_of_a_key_and_on_the_one_after_it(kind, key: int, count: int) -> None:
+def test_routers_agree_on_the_home_of_a_key_and_on_the_one_after_it(kind, key, count):
     one, other = Rig(kind(), count, seed=1), Rig(kind(), count, seed=2)
     other.queue(one.names[0], 400)  # less than the slack
     home = one.choose(keys(key))
@@ -81,7 +81,7 @@ def test_routers_agree_on_the_home_of_a_key_and_on_the_one_after_it(kind, key: i
 
 
 @pytest.mark.parametrize("kind", [PrefixHashSettings, SessionAffinitySettings])
-def test_the_home_is_the_first_available_replica_in_ring_order(kind) -> None:
+def test_the_home_is_the_first_available_replica_in_ring_order(kind):
     rig = Rig(kind())
     order = list(rig.group.ring.walk(PREFIX))
 
@@ -89,7 +89,7 @@ def test_the_home_is_the_first_available_replica_in_ring_order(kind) -> None:
 
 
 @hashed
-def test_a_request_without_a_key_goes_to_the_least_loaded(kind) -> None:
+def test_a_request_without_a_key_goes_to_the_least_loaded(kind):
     rig = Rig(kind())
     for name in rig.names[:4]:
         rig.queue(name, 10)
@@ -106,8 +106,8 @@ def test_a_request_without_a_key_goes_to_the_least_loaded(kind) -> None:
     ],
 )
 def test_a_home_is_kept_while_the_wait_there_is_at_most_what_its_cache_saves_and_the_slack(
-    kind, cached: int, kept: int, too_long: int
-) -> None:
+    kind, cached, kept, too_long
+):
     waits, full = Rig(kind()), Rig(kind())
     home = waits.choose().target
     for rig, tokens in ((waits, kept), (full, too_long)):
@@ -121,7 +121,7 @@ def test_a_home_is_kept_while_the_wait_there_is_at_most_what_its_cache_saves_and
 
 
 @pytest.mark.parametrize("kind", [PrefixHashSettings, SessionAffinitySettings])
-def test_overflow_goes_to_a_replica_that_has_the_prefix_cached_by_then_until_its_share_is_too_large(kind) -> None:
+def test_overflow_goes_to_a_replica_that_has_the_prefix_cached_by_then_until_its_share_is_too_large(kind):
     rig = Rig(kind())
     home = rig.choose().target
     rig.queue(home, 50_000)
@@ -137,7 +137,7 @@ def test_overflow_goes_to_a_replica_that_has_the_prefix_cached_by_then_until_its
 
 
 @pytest.mark.parametrize(("rate", "kept", "too_long"), [(8000, 400, 600), (48_000, 2500, 2750)])
-def test_the_slack_is_a_time_at_the_measured_rate(rate: int, kept: int, too_long: int) -> None:
+def test_the_slack_is_a_time_at_the_measured_rate(rate, kept, too_long):
     waits, full = Rig(PrefixHashSettings()), Rig(PrefixHashSettings())
     home = waits.choose().target
     for rig, tokens in ((waits, kept), (full, too_long)):
@@ -151,7 +151,7 @@ def test_the_slack_is_a_time_at_the_measured_rate(rate: int, kept: int, too_long
 
 @hashed
 @pytest.mark.parametrize(("is_busy", "least", "most"), [(False, 1, 2), (True, 5, 5)])
-def test_a_hot_prefix_has_as_many_replicas_as_its_work_needs(kind, is_busy: bool, least: int, most: int) -> None:
+def test_a_hot_prefix_has_as_many_replicas_as_its_work_needs(kind, is_busy, least, most):
     rig, targets = Rig(kind()), set()
     for number in range(100):
         end = range(10_000 * number, 10_000 * number + 20)
@@ -172,9 +172,7 @@ def test_a_hot_prefix_has_as_many_replicas_as_its_work_needs(kind, is_busy: bool
     cached=st.lists(st.integers(0, len(PROMPT)), min_size=MAX_COMPARED, max_size=MAX_COMPARED),
     key=hashes,
 )
-def test_no_queue_runs_ahead_of_the_shortest_by_more_than_the_cache_saves_and_the_slack(
-    settings: Settings, queues: list[int], cached: list[int], key: int
-) -> None:
+def test_no_queue_runs_ahead_of_the_shortest_by_more_than_the_cache_saves_and_the_slack(settings, queues, cached, key):
     rig = Rig(settings, len(queues))
     for name, tokens, blocks in zip(rig.names, queues, cached, strict=False):
         rig.hold(name, blocks)
@@ -193,7 +191,7 @@ def test_no_queue_runs_ahead_of_the_shortest_by_more_than_the_cache_saves_and_th
 
 
 @pytest.mark.parametrize("size", [1, 3, 16, 25])
-def test_a_prefix_has_some_replicas_and_a_conversation_one_of_them(size: int) -> None:
+def test_a_prefix_has_some_replicas_and_a_conversation_one_of_them(size):
     rig, rng = Rig(TieredSettings(replicas=size), 30), random.Random(size)
     order = list(rig.group.ring.walk(PREFIX))
     group, replacement = set(order[:size]), order[size]
@@ -207,7 +205,7 @@ def test_a_prefix_has_some_replicas_and_a_conversation_one_of_them(size: int) ->
             assert moved in {home, replacement} if home != gone else moved in (group | {replacement}) - {gone}
 
 
-def test_without_a_conversation_the_first_replica_of_the_prefix_is_its_home() -> None:
+def test_without_a_conversation_the_first_replica_of_the_prefix_is_its_home():
     rig = Rig(TieredSettings(replicas=3))
 
     assert rig.choose(keys(conversation=None)).target == next(rig.group.ring.walk(PREFIX))
@@ -216,7 +214,7 @@ def test_without_a_conversation_the_first_replica_of_the_prefix_is_its_home() ->
 # --- cache_aware -----------------------------------------------------------------------------------------
 
 
-def test_the_home_is_the_least_loaded_replica_with_the_longest_prefix_then_one_with_a_shorter_one() -> None:
+def test_the_home_is_the_least_loaded_replica_with_the_longest_prefix_then_one_with_a_shorter_one():
     rig = Rig(CacheAwareSettings())
     a, b, c, d, _ = rig.names
     rig.hold(a, 100)
@@ -238,7 +236,7 @@ def test_the_home_is_the_least_loaded_replica_with_the_longest_prefix_then_one_w
 
 
 @pytest.mark.parametrize("blocks", [79, 80])
-def test_a_short_cached_prefix_does_not_count(blocks: int) -> None:
+def test_a_short_cached_prefix_does_not_count(blocks):
     rig = Rig(CacheAwareSettings(min_hit_ratio=0.4, slack_s=0.6))
     rig.hold(rig.names[0], blocks)
     rig.queue(rig.names[0], 2000)
@@ -249,7 +247,7 @@ def test_a_short_cached_prefix_does_not_count(blocks: int) -> None:
     )
 
 
-def test_routers_send_an_uncached_prompt_to_the_same_idle_replica() -> None:
+def test_routers_send_an_uncached_prompt_to_the_same_idle_replica():
     choices = [as_tuple(Rig(CacheAwareSettings(), seed=seed).choose()) for seed in range(5)]
 
     assert choices == choices[:1] * 5
@@ -258,9 +256,7 @@ def test_routers_send_an_uncached_prompt_to_the_same_idle_replica() -> None:
 
 @hashed
 @pytest.mark.parametrize(("missing", "keeps"), [(20, True), (30, False)])
-def test_the_slack_is_less_by_what_the_home_would_prefill_although_the_cheapest_has_it(
-    kind, missing: int, keeps: bool
-) -> None:
+def test_the_slack_is_less_by_what_the_home_would_prefill_although_the_cheapest_has_it(kind, missing, keeps):
     rig = Rig(kind())
     home, other = rig.choose().target, list(rig.group.ring.walk(PREFIX))[3]
     rig.hold(home, 100)
@@ -271,7 +267,7 @@ def test_the_slack_is_less_by_what_the_home_would_prefill_although_the_cheapest_
 
 
 @hashed
-def test_with_much_slack_a_home_is_kept_whatever_others_have_cached(kind) -> None:
+def test_with_much_slack_a_home_is_kept_whatever_others_have_cached(kind):
     rig = Rig(kind(slack_s=60))
     home = rig.choose().target
     for name in set(rig.names) - {home}:
@@ -281,7 +277,7 @@ def test_with_much_slack_a_home_is_kept_whatever_others_have_cached(kind) -> Non
     assert (rig.choose().target, rig.choose().reason) == (home, Reason.AFFINITY)
 
 
-def test_a_prefix_that_is_cached_elsewhere_is_a_hit_and_no_overflow() -> None:
+def test_a_prefix_that_is_cached_elsewhere_is_a_hit_and_no_overflow():
     rig = Rig(PrefixHashSettings())
     other = list(rig.group.ring.walk(PREFIX))[1]
     rig.hold(other, 190)

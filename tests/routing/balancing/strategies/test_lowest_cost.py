@@ -26,7 +26,7 @@ def routers(settings, count: int = 2, size: int = 5) -> list[Placement]:
 
 @costs
 @given(text=st.text(max_size=2000), size=st.sampled_from([1, 4, 40]))
-def test_routers_send_an_uncached_prompt_to_the_same_replica(settings, text: str, size: int) -> None:
+def test_routers_send_an_uncached_prompt_to_the_same_replica(settings, text, size):
     chosen = [router.decide(request(text), HealthRegistry()).choice for router in routers(settings, size=size)]
 
     assert as_tuple(chosen[0]) == as_tuple(chosen[1])
@@ -34,7 +34,7 @@ def test_routers_send_an_uncached_prompt_to_the_same_replica(settings, text: str
 
 
 @costs
-def test_routers_agree_even_if_only_one_knows_the_system_prompt(settings) -> None:
+def test_routers_agree_even_if_only_one_knows_the_system_prompt(settings):
     one, other = routers(settings)
     system = "You are of help. " * 300
     for router, texts in ((one, ["first"]), (other, ["second", "third"])):
@@ -50,7 +50,7 @@ def test_routers_agree_even_if_only_one_knows_the_system_prompt(settings) -> Non
 
 
 @costs
-def test_uncached_prompts_reach_every_idle_replica(settings) -> None:
+def test_uncached_prompts_reach_every_idle_replica(settings):
     (router,) = routers(settings, 1, 8)
     chosen = {router.decide(request(f"{number} " * 200), HealthRegistry()).choice.target for number in range(100)}
 
@@ -58,7 +58,7 @@ def test_uncached_prompts_reach_every_idle_replica(settings) -> None:
 
 
 @costs
-def test_a_conversation_returns_to_its_replica(settings) -> None:
+def test_a_conversation_returns_to_its_replica(settings):
     (router,) = routers(settings, 1, 6)
     text = "How are caches warmed? " * 50
     preferred_replicas = set()
@@ -76,7 +76,7 @@ def test_a_conversation_returns_to_its_replica(settings) -> None:
 
 
 @costs
-def test_the_explained_costs_agree_with_the_choice(settings) -> None:
+def test_the_explained_costs_agree_with_the_choice(settings):
     (router,) = routers(settings, 1, 4)
     text = "A shared document. " * 400
     decision = router.decide(request(text), HealthRegistry())
@@ -92,7 +92,7 @@ def test_the_explained_costs_agree_with_the_choice(settings) -> None:
     assert chosen.cost < min(candidate.cost for candidate in shown.values())
 
 
-def test_a_smaller_cache_evicts_sooner() -> None:
+def test_a_smaller_cache_evicts_sooner():
     small = (ReplicaConfig(name="small", url="http://small", block_tokens=16, capacity_blocks=200),)
     router = Placement(config(pool(LowestCostSettings(), small)), LoadTracker())
     for number in range(20):
@@ -106,7 +106,7 @@ def test_a_smaller_cache_evicts_sooner() -> None:
 
 
 @costs
-def test_a_request_without_cached_blocks_is_placed_by_load_and_teaches_nothing(settings) -> None:
+def test_a_request_without_cached_blocks_is_placed_by_load_and_teaches_nothing(settings):
     """An engine computes the whole prompt for ``prompt_logprobs``, and stores its blocks."""
     (router,) = routers(settings, 1, 2)
     text = "A task with a few examples. " * 400
@@ -145,7 +145,7 @@ def about_an_image(text: str, image: str) -> PlacementRequest:
 
 
 @pytest.mark.parametrize("settings", [LowestCostSettings(), LeastTtftSettings()], ids=lambda settings: settings.name)
-def test_an_image_goes_to_the_same_replica_after_any_text(settings) -> None:
+def test_an_image_goes_to_the_same_replica_after_any_text(settings):
     chosen: dict[int, set[str]] = {}
     for number in range(40):
         for router in routers(settings, size=8):
@@ -156,7 +156,7 @@ def test_an_image_goes_to_the_same_replica_after_any_text(settings) -> None:
     assert len(set().union(*chosen.values())) > 3
 
 
-def test_a_cached_prefix_outweighs_an_image_after_it() -> None:
+def test_a_cached_prefix_outweighs_an_image_after_it():
     (router,) = routers(LowestCostSettings(), 1, 8)
     conversation = "An old conversation. " * 400
     first = router.decide(about_an_image(conversation, "one"), HealthRegistry())

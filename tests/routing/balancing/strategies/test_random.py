@@ -29,7 +29,7 @@ KEYS = FixedKeys()
 
 
 @pytest.mark.parametrize("strategy", [Random, PowerOfTwo])
-def test_random_choices_follow_the_weights(strategy) -> None:
+def test_random_choices_follow_the_weights(strategy):
     candidates = Candidates({A: 1.0, B: 2.0, C: 1.0}, LoadTracker())
     drawn = strategy(random.Random(1))
     counts = Counter(drawn.choose(KEYS, candidates).target for _ in range(4000))
@@ -38,7 +38,7 @@ def test_random_choices_follow_the_weights(strategy) -> None:
     assert counts[A] == pytest.approx(1000, rel=0.15)
 
 
-def test_the_less_loaded_of_two_is_chosen() -> None:
+def test_the_less_loaded_of_two_is_chosen():
     tracker = LoadTracker()
     candidates = Candidates(dict.fromkeys((A, B), 1.0), tracker)
     tracker.dispatch(A, 1000)
@@ -48,14 +48,14 @@ def test_the_less_loaded_of_two_is_chosen() -> None:
     assert Counter(choice.target for choice in choices)[B] > 370  # the second draw nearly always differs from the first
 
 
-def test_the_second_draw_ends_even_if_one_replica_has_nearly_all_weight() -> None:
+def test_the_second_draw_ends_even_if_one_replica_has_nearly_all_weight():
     for weights in ({A: 1000.0, B: 0.001}, {A: 1.0}):
         candidates = Candidates(weights, LoadTracker())
 
         assert PowerOfTwo(random.Random(1)).choose(KEYS, candidates).target == A
 
 
-def test_two_choices_balance_better_than_random() -> None:
+def test_two_choices_balance_better_than_random():
     def spread(strategy) -> int:
         tracker = LoadTracker()
         candidates = Candidates(dict.fromkeys(names(50), 1.0), tracker)
@@ -67,7 +67,7 @@ def test_two_choices_balance_better_than_random() -> None:
     assert spread(PowerOfTwo(random.Random(2))) < 0.3 * spread(Random(random.Random(2)))
 
 
-def test_routers_with_different_seeds_choose_differently() -> None:
+def test_routers_with_different_seeds_choose_differently():
     candidates = Candidates(dict.fromkeys(names(20), 1.0), LoadTracker())
     sequences = {tuple(one.choose(KEYS, candidates).target for _ in range(5)) for one in map(
         Random, map(random.Random, range(10)))}  # fmt: skip
@@ -87,7 +87,7 @@ def of_groups(settings: Settings, seed: int = 7, count: int = 30) -> list[list[s
 
 
 @pytest.mark.parametrize("settings", [RandomSettings(), PowerOfTwoSettings(), RoundRobinSettings()])
-def test_groups_use_different_reproducible_random_sequences(settings: Settings) -> None:
+def test_groups_use_different_reproducible_random_sequences(settings):
     chosen = of_groups(settings)
     together = max(max(Counter(at_once).values()) for at_once in zip(*chosen, strict=True))
 
@@ -97,7 +97,7 @@ def test_groups_use_different_reproducible_random_sequences(settings: Settings) 
     assert chosen != of_groups(settings, seed=8)
 
 
-def test_a_canary_uses_another_random_sequence_than_the_active_revision() -> None:
+def test_a_canary_uses_another_random_sequence_than_the_active_revision():
     canary = Canary(revision=4, settings=RandomSettings(), share=0.5)
     policy = PolicyConfig(name="drawn", revision=3, settings=RandomSettings(), canary=canary)
     members = pool(members=replicas(12))
@@ -110,7 +110,7 @@ def test_a_canary_uses_another_random_sequence_than_the_active_revision() -> Non
     assert chosen[3][:20] != chosen[4][:20]
 
 
-def test_groups_with_different_replicas_order_idle_replicas_differently() -> None:
+def test_groups_with_different_replicas_order_idle_replicas_differently():
     shared = [it.name for it in replicas(12)]
     groups = [TaskGroupConfig(name=f"g{n}", replicas=(*shared[:n], *shared[n + 1 :])) for n in range(8)]
     placement = Placement(config(pool(LeastLoadSettings(), replicas(12), groups)), LoadTracker(), seed=7)

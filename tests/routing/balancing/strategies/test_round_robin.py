@@ -23,25 +23,25 @@ def turns(strategy: RoundRobin, candidates: Candidates, count: int) -> list[Repl
     return [strategy.choose(KEYS, candidates).target for _ in range(count)]
 
 
-def test_every_replica_gets_a_turn_before_any_gets_a_second() -> None:
+def test_every_replica_gets_a_turn_before_any_gets_a_second():
     met = turns(RoundRobin(), among(A, B, C, D), 12)
 
     assert set(met[:4]) == {A, B, C, D}
     assert met[:4] == met[4:8] == met[8:]
 
 
-def test_routers_with_different_seeds_start_at_different_replicas() -> None:
+def test_routers_with_different_seeds_start_at_different_replicas():
     assert len({turns(RoundRobin(seed), among(A, B, C, D), 1)[0] for seed in range(40)}) == 4
 
 
-def test_the_turns_of_a_replica_that_leaves_are_shared_evenly() -> None:
+def test_the_turns_of_a_replica_that_leaves_are_shared_evenly():
     strategy = RoundRobin()
     turns(strategy, among(A, B, C, D), 6)
 
     assert set(Counter(turns(strategy, among(A, B, C), 300)).values()) == {100}
 
 
-def test_a_replica_that_returns_does_not_catch_up() -> None:
+def test_a_replica_that_returns_does_not_catch_up():
     strategy = RoundRobin()
     turns(strategy, among(A, B), 4)
     turns(strategy, among(A), 1000)
@@ -49,7 +49,7 @@ def test_a_replica_that_returns_does_not_catch_up() -> None:
     assert set(Counter(turns(strategy, among(A, B), 100)).values()) == {50}
 
 
-def test_a_new_configuration_continues_with_the_turns_of_remaining_replicas() -> None:
+def test_a_new_configuration_continues_with_the_turns_of_remaining_replicas():
     before = RoundRobin(0, (A, B, C))
     met = turns(before, among(A, B, C), 4)
     after = RoundRobin(0, (A, B, D))
@@ -61,7 +61,7 @@ def test_a_new_configuration_continues_with_the_turns_of_remaining_replicas() ->
     assert max(Counter(met[4:]).values()) - min(Counter(met[4:]).values()) <= 1
 
 
-def test_turns_stay_fair_if_retries_change_the_candidates_of_every_request() -> None:
+def test_turns_stay_fair_if_retries_change_the_candidates_of_every_request():
     strategy = RoundRobin()
     everybody = among(A, B, C)
     met = Counter()
@@ -72,7 +72,7 @@ def test_turns_stay_fair_if_retries_change_the_candidates_of_every_request() -> 
     assert max(met.values()) - min(met.values()) <= 2
 
 
-def test_turns_follow_the_weights_and_are_evenly_spread() -> None:
+def test_turns_follow_the_weights_and_are_evenly_spread():
     weighted = Candidates({A: 3.0, B: 1.0}, LoadTracker())
     met = turns(RoundRobin(), weighted, 400)
 
@@ -81,7 +81,7 @@ def test_turns_follow_the_weights_and_are_evenly_spread() -> None:
 
 
 @given(sets=st.lists(st.sets(st.sampled_from(names(4)), min_size=1), min_size=1, max_size=8))
-def test_a_replica_that_is_always_available_gets_no_less_than_others(sets: list[set[ReplicaId]]) -> None:
+def test_a_replica_that_is_always_available_gets_no_less_than_others(sets):
     strategy = RoundRobin()
     met = Counter()
     for present in sets:

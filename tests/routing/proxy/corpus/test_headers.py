@@ -35,21 +35,21 @@ async def forwarded_names(replica: FakeReplica, *lines: bytes) -> set[bytes]:
 
 
 @pytest.mark.parametrize("spelling", [bytes, bytes.lower, bytes.upper, lambda line: line.replace(b"-", b"_")])
-async def test_hop_by_hop_and_trusted_headers_are_not_forwarded(spelling, replica: FakeReplica) -> None:
+async def test_hop_by_hop_and_trusted_headers_are_not_forwarded(spelling, replica):
     names = [
         spelling(line.partition(b":")[0]) + b":" + line.partition(b":")[2] for line in HOP_BY_HOP + FOR_TRUSTED_HOPS
     ]
     assert await forwarded_names(replica, *names) == set()
 
 
-async def test_end_to_end_headers_are_forwarded_unchanged(replica: FakeReplica) -> None:
+async def test_end_to_end_headers_are_forwarded_unchanged(replica):
     assert await forwarded_names(replica, *END_TO_END) == set(map(name_of, END_TO_END))
     for line in END_TO_END:
         assert replica.calls[0].header(name_of(line)) == [line.partition(b": ")[2]]
 
 
 @pytest.mark.parametrize("name", [b"Content_Length: 3", b"Transfer_Encoding: chunked", b"Host_: a", b"Expect_: x"])
-async def test_header_names_with_underscores_are_not_framing(name: bytes, replica: FakeReplica) -> None:
+async def test_header_names_with_underscores_are_not_framing(name, replica):
     assert await forwarded_names(replica, name) <= {b"host_", b"expect_"}
 
 
@@ -60,12 +60,12 @@ NAMED = (
 
 
 @pytest.mark.parametrize("connection", NAMED)
-async def test_headers_named_by_connection_are_not_forwarded(connection: bytes, replica: FakeReplica) -> None:
+async def test_headers_named_by_connection_are_not_forwarded(connection, replica):
     lines = (b"X-A: 1", b"x-a: 2", b"Connection: " + connection, b"X-A: 3", b"X-AB: 4")
     assert await forwarded_names(replica, *lines) == {b"x-ab"}
 
 
-async def test_connection_cannot_remove_the_routers_headers(replica: FakeReplica) -> None:
+async def test_connection_cannot_remove_the_routers_headers(replica):
     connection_line = b"Connection: host, content-length, x-request-id, transfer-encoding"
     assert await forwarded_names(replica, connection_line) == set()
     (call,) = replica.calls
@@ -73,7 +73,7 @@ async def test_connection_cannot_remove_the_routers_headers(replica: FakeReplica
 
 
 @pytest.mark.parametrize("spelling", [bytes, bytes.lower, bytes.upper])
-async def test_hop_by_hop_headers_of_a_response_are_not_forwarded(spelling, replica: FakeReplica) -> None:
+async def test_hop_by_hop_headers_of_a_response_are_not_forwarded(spelling, replica):
     stays = (*HOP_BY_HOP, b"X-Named: 1", b"Connection: keep-alive, X-Named", b"X-Request-Id: theirs")
     stays += (b"X-Warmpath-Replica: theirs", b"X-Warmpath-Reason: theirs", b"X-Warmpath-: theirs")
     goes = (b"Server: uvicorn", b"Set-Cookie: a=b", b"Set-Cookie: c=d", b"X-Warm: x")
@@ -100,9 +100,7 @@ async def test_hop_by_hop_headers_of_a_response_are_not_forwarded(spelling, repl
         *((value, False) for value in (b"<script>", b"a%0d%0ab", b"a:b", b"$(id)", b"a\\b", b"\xd9\xa1")),
     ],
 )
-async def test_request_ids_are_forwarded_only_if_harmless(
-    request_id: bytes, is_forwarded: bool, replica: FakeReplica
-) -> None:
+async def test_request_ids_are_forwarded_only_if_harmless(request_id, is_forwarded, replica):
     async with routed(config([replica])) as harness:
         response = await harness.chat(headers=[b"X-Request-Id: " + request_id])
     (sent,) = replica.calls[0].header(b"x-request-id")

@@ -19,7 +19,6 @@ from tests.routing.proxy.corpus.requests import (
     MAX_HEADER_BYTES,
     START,
     VECTORS,
-    Vector,
 )
 
 pytestmark = pytest.mark.plain_python(reason="Their router is of a class of their own.")
@@ -27,7 +26,7 @@ CUTS = 400  # at most, of a long one
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector.name)
-async def test_cutting_a_request_in_two_changes_nothing(vector: Vector) -> None:
+async def test_cutting_a_request_in_two_changes_nothing(vector):
     raw = vector.raw + FOLLOWER * vector.has_end
     router = RecordingRouter()
     whole = await outcome(router, raw)
@@ -38,7 +37,7 @@ async def test_cutting_a_request_in_two_changes_nothing(vector: Vector) -> None:
     router.deadlines.close()
 
 
-async def test_earlier_requests_change_nothing() -> None:
+async def test_earlier_requests_change_nothing():
     cold, warm = RecordingRouter(), RecordingRouter()
     raws = [vector.raw + FOLLOWER * vector.has_end for vector in VECTORS]
     first = [await outcome(warm, raw) for raw in raws]
@@ -50,7 +49,7 @@ async def test_earlier_requests_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100, 5000])
-async def test_a_body_in_tiny_reads_is_stored_in_few_pieces(size: int) -> None:
+async def test_a_body_in_tiny_reads_is_stored_in_few_pieces(size):
     router = RecordingRouter()
     client = ClientConnection(router)
     client.connection_made(Wire())  # type: ignore[arg-type]
@@ -73,7 +72,7 @@ SEEDS = [vector.raw for vector in SHORT] + 9 * [vector.raw for vector in SHORT i
 
 @pytest.mark.generated
 @pytest.mark.parametrize("seed", range(10))
-async def test_damage_never_makes_two_requests_of_one(seed: int) -> None:
+async def test_damage_never_makes_two_requests_of_one(seed):
     chance, router = random.Random(seed), RecordingRouter()
     for _ in range(ROUNDS):
         raw = damaged(chance.choice(SEEDS), chance) + FOLLOWER
@@ -161,7 +160,7 @@ def variants(chance: random.Random) -> list[bytes]:
 
 @pytest.mark.generated
 @pytest.mark.parametrize("seed", range(10))
-async def test_cached_heads_are_read_as_uncached_ones(seed: int) -> None:
+async def test_cached_heads_are_read_as_uncached_ones(seed):
     chance, warm, cold = random.Random(seed), RecordingHeads(), RecordingHeads()
     warm.request_head_cache.reset(MAX_HEADER_BYTES)
     cold.request_head_cache = EmptyCache(VARYING_REQUEST_HEADERS)

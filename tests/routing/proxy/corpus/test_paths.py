@@ -81,7 +81,7 @@ async def edge() -> AsyncIterator[tuple[Harness, Recorder]]:
 
 @on_one_loop
 @pytest.mark.parametrize("disguise", DISGUISES)
-async def test_only_contract_paths_reach_a_replica(disguise: str, edge: tuple[Harness, Recorder]) -> None:
+async def test_only_contract_paths_reach_a_replica(disguise, edge):
     harness, recorder = edge
     for path in PATHS:
         target = DISGUISES[disguise](path)
@@ -95,7 +95,7 @@ async def test_only_contract_paths_reach_a_replica(disguise: str, edge: tuple[Ha
 
 
 @on_one_loop
-async def test_contract_paths_reach_a_replica(edge: tuple[Harness, Recorder]) -> None:
+async def test_contract_paths_reach_a_replica(edge):
     harness, recorder = edge
     recorder.take()
     async with harness.connect() as client:

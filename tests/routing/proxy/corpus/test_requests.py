@@ -90,7 +90,7 @@ async def expect(client: RawClient, statuses: tuple[int, ...], *, closes: bool) 
         assert await client.read_all() == b""
 
 
-def test_the_corpus_has_enough_vectors() -> None:
+def test_the_corpus_has_enough_vectors():
     names = [vector.name for vector in VECTORS]
     assert len(names) == len(set(names))
     assert sum(vector.is_refused for vector in VECTORS) >= 80
@@ -98,7 +98,7 @@ def test_the_corpus_has_enough_vectors() -> None:
 
 @on_one_loop
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector.name)
-async def test_each_request_is_read_the_same_way_however_it_is_cut(vector: Vector, edge: Edge) -> None:
+async def test_each_request_is_read_the_same_way_however_it_is_cut(vector, edge):
     follows = vector.has_end and not vector.closes
     edge.recorder.take()
     for pieces in ways_to_send(vector):
@@ -113,7 +113,7 @@ async def test_each_request_is_read_the_same_way_however_it_is_cut(vector: Vecto
 
 @on_one_loop
 @pytest.mark.parametrize("vector", [request for request in VECTORS if request.has_end], ids=lambda vector: vector.name)
-async def test_a_request_after_valid_ones_is_read_the_same_way(vector: Vector, edge: Edge) -> None:
+async def test_a_request_after_valid_ones_is_read_the_same_way(vector, edge):
     follows = not vector.closes
     edge.recorder.take()
     async with edge.harness.connect() as client:

@@ -103,7 +103,7 @@ def by_h11(raw: bytes) -> Read:
 
 @pytest.mark.generated
 @pytest.mark.parametrize("seed", range(10))
-async def test_damage_never_moves_the_end_of_a_response(seed: int) -> None:
+async def test_damage_never_moves_the_end_of_a_response(seed):
     chance, reader = random.Random(seed), ResponseReader()
     complete = 0
     for _ in range(ROUNDS):
@@ -135,7 +135,7 @@ def cut(pieces: list[bytes], chance: random.Random) -> list[bytes]:
 
 @pytest.mark.generated
 @pytest.mark.parametrize("seed", range(10))
-async def test_a_chunked_stream_is_read_the_same_way_however_it_is_cut(seed: int) -> None:
+async def test_a_chunked_stream_is_read_the_same_way_however_it_is_cut(seed):
     chance, reader = random.Random(seed), ResponseReader()
     for _ in range(ROUNDS):
         pieces = [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", *chunks(chance), b"0\r\n\r\n"]

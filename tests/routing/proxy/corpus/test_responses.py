@@ -88,7 +88,7 @@ EXPECT = {
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector.name)
-async def test_each_response_is_read_the_same_way_however_it_is_cut(vector: Vector, two: list[FakeReplica]) -> None:
+async def test_each_response_is_read_the_same_way_however_it_is_cut(vector, two):
     async with routed(config(two, health=NEVER_DOWN)) as harness:
         for sound in SOUND:  # cached heads must make no difference
             two[0].script = two[1].script = sending([sound], ends=True)
