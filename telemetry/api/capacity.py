@@ -1,4 +1,4 @@
-"""``/capacity``: a pool's KV cache in bytes, savings, capacity sweep, a shared cache, and response caches.
+"""``/capacity``: a pool's KV cache in bytes, prefill, capacity sweep, a shared cache, and response caches.
 
 ``/response-caches``: what the response caches of a pool or task group answered. ``/scaling``: a pool's saturation,
 waiting work and recommended replicas, for autoscalers.
@@ -60,7 +60,7 @@ class CapacityView(TransactionalView):
 
     @extend_schema(parameters=[CapacityQuery], responses=serializer_of(Sizing))
     def get(self, request: Request) -> Response:
-        """Savings a day in time and money, the newest capacity sweep, and what other caches would bring."""
+        """Prefill a day in time and money, the newest capacity sweep, and what other caches would bring."""
         params = validated_query(CapacityQuery, request)
         return Response(to_builtins(sizing_of(params["pool"], params["window"], tiers_of(params))))
 

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp, log, sqrt
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from msgspec import Meta
-
-from telemetry.lab.breakdown import Breakdown
 
 DAY_S = 86_400.0
 
@@ -98,34 +96,3 @@ def prefill_of(tokens: float | None, rate: float | None, price: Price | None) ->
     """Time and money of some tokens."""
     seconds = tokens / rate if tokens is not None and rate else None
     return Prefill(tokens, seconds, seconds * price.replica_s if seconds is not None and price else None)
-
-
-@dataclass(frozen=True, slots=True)
-class Savings:
-    """Prefill a day of a pool or task group."""
-
-    requests: int  # number of requests that were measured
-    prompt_tokens_per_day: float
-    saved_per_day: Annotated[Prefill, Meta(description="delivered from caches")]
-    missed_per_day: Annotated[Prefill, Meta(description="reachable, and computed all the same")]
-    computed_per_day: Annotated[Prefill, Meta(description="all that was computed")]
-
-    @classmethod
-    def of(cls, breakdown: Breakdown, measured_s: float, rate: float | None, price: Price | None, **more: Any) -> Self:
-        """Savings a day, extrapolated from the breakdown of ``measured_s`` seconds; ``more``: fields of a subclass."""
-        per_day = DAY_S / measured_s
-
-        def prefill(tokens: float | None) -> Prefill:
-            return prefill_of(None if tokens is None else tokens * per_day, rate, price)
-
-        delivered, reachable = breakdown.delivered, breakdown.reachable
-        missed = None if delivered is None or reachable is None else max(0.0, reachable - delivered)
-        computed = None if delivered is None else max(0.0, breakdown.prompt_tokens - delivered)
-        return cls(
-            breakdown.requests,
-            breakdown.prompt_tokens * per_day,
-            prefill(delivered),
-            prefill(missed),
-            prefill(computed),
-            **more,
-        )

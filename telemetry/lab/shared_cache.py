@@ -16,20 +16,20 @@ saved.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from math import log
-from typing import Annotated, Any, NamedTuple
-
-from msgspec import Meta
+from typing import Any, NamedTuple
 
 from telemetry.lab.chains import Floats
 from telemetry.lab.costs import Price
 
 LENGTHS = (0.0, *(float(round(64 * 2 ** (step / 2))) for step in range(27)))  # tokens, up to 524,288
 MIN_REQUESTS = 100  # for a verdict
-WORTH_RATIO = 0.02  # of the prefill time spent: a smaller saving is within the error of the rate and the breakdown
+# Shares of the prefill time spent. In between, the answer depends on latency, bandwidth and prefill rate, which are
+# known to about a factor of two.
+WORTH_RATIO, UNCERTAIN_RATIO = 0.04, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +152,11 @@ class Advice(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TierEffect:
-    """What a tier would bring in one case."""
+    """What a tier would bring."""
 
-    case: str  # "" as given
-    break_even_tokens: float | None  # None: fetching never wins
     tokens_per_day: float
     saved_s_per_day: float  # of replicas
     saved_ratio: float  # of the prefill time spent
-
-    @property
-    def is_worth_it(self) -> bool:
-        """Whether the saving is large enough to notice."""
-        return self.saved_ratio >= WORTH_RATIO
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +168,9 @@ class TierAdvice:
     never_wins: bool
     effect: TierEffect | None  # None: an input is missing
     money_per_day: float | None
-    cases: Annotated[tuple[TierEffect, ...], Meta(description="sensitivity")]
     advice: Advice
     needs: tuple[str, ...]  # the missing inputs
     summary: str
-
-    @property
-    def saved_ratios(self) -> tuple[float, float] | None:
-        """The least and the most that is saved in any case, of the prefill time spent; None: unknown."""
-        ratios = [effect.saved_ratio for effect in (self.effect, *self.cases) if effect is not None]
-        return (min(ratios), max(ratios)) if ratios else None
 
 
 def break_even_tokens(tier: CacheTier, kv_bytes: float, prefill_rate: float) -> float | None:
@@ -193,43 +179,19 @@ def break_even_tokens(tier: CacheTier, kv_bytes: float, prefill_rate: float) -> 
     return tier.latency_s / gain_s if gain_s > 0 else None
 
 
-CASES = (
-    ("latency x 2", 2.0, 1.0, 1.0),
-    ("bandwidth / 2", 1.0, 0.5, 1.0),
-    ("prefill rate + 30 %", 1.0, 1.0, 1.3),
-    ("prefill rate - 30 %", 1.0, 1.0, 0.7),
-)
-
-
 def advise(tier: CacheTier, situation: Situation) -> TierAdvice:
-    """The advice on a tier, with its sensitivity."""
+    """The advice on a tier."""
     needs, rate, kv_bytes = _needs(situation), situation.prefill_rate, situation.kv_bytes
     break_even = None if rate is None or kv_bytes is None else break_even_tokens(tier, kv_bytes, rate)
     never_wins = rate is not None and kv_bytes is not None and break_even is None
     if needs:
         summary = f"{tier.name}: unknown."
-        return TierAdvice(tier, break_even, never_wins, None, None, (), Advice.UNKNOWN, needs, summary)
-    effect = _effect("", tier, situation, 1.0)
-    cases = (*_cases(tier, situation), *_length_cases(tier, situation))
+        return TierAdvice(tier, break_even, never_wins, None, None, Advice.UNKNOWN, needs, summary)
+    effect = _effect(tier, situation)
     money = effect.saved_s_per_day * situation.price.replica_s if situation.price else None
-    advice = _verdict((effect, *cases))
-    summary = _describe(tier, advice, effect, cases)
-    return TierAdvice(tier, break_even, never_wins, effect, money, cases, advice, (), summary)
-
-
-def _cases(tier: CacheTier, situation: Situation) -> Iterator[TierEffect]:
-    """The effect with another tier and another prefill rate."""
-    for case, latency, bandwidth, rates in CASES:
-        changed = replace(tier, latency_s=latency * tier.latency_s, bytes_per_s=bandwidth * tier.bytes_per_s)
-        yield _effect(case, changed, situation, rates)
-
-
-def _length_cases(tier: CacheTier, situation: Situation) -> Iterator[TierEffect]:
-    """The effect where lengths are known to within two standard errors of block sampling only."""
-    error_tokens = 2 * situation.gaps.error_tokens if situation.gaps else 0.0
-    if error_tokens:
-        yield _effect(f"lengths - {error_tokens:,.0f} tokens", tier, situation, 1.0, shift_tokens=error_tokens)
-        yield _effect(f"lengths + {error_tokens:,.0f} tokens", tier, situation, 1.0, shift_tokens=-error_tokens)
+    advice = _verdict(effect)
+    summary = _describe(tier, advice, break_even, effect)
+    return TierAdvice(tier, break_even, never_wins, effect, money, advice, (), summary)
 
 
 def _needs(situation: Situation) -> tuple[str, ...]:
@@ -246,45 +208,40 @@ def _needs(situation: Situation) -> tuple[str, ...]:
     return tuple(needs)
 
 
-def _effect(
-    case: str, tier: CacheTier, situation: Situation, rate_factor: float, *, shift_tokens: float = 0.0
-) -> TierEffect:
+def _effect(tier: CacheTier, situation: Situation) -> TierEffect:
+    rate, kv_bytes, gaps = situation.prefill_rate, situation.kv_bytes, situation.gaps
     if (
-        situation.kv_bytes is None
-        or situation.prefill_rate is None
-        or situation.gaps is None
+        rate is None
+        or kv_bytes is None
+        or gaps is None
         or situation.lost_tokens is None
         or situation.computed_tokens is None
     ):
         raise AssertionError("checked by _needs")
-    rate = rate_factor * situation.prefill_rate
-    length = break_even_tokens(tier, situation.kv_bytes, rate)
-    every = situation.gaps.sums[0]
+    length = break_even_tokens(tier, kv_bytes, rate)
+    every = gaps.sums[0]
     if length is None or not every.tokens:
-        return TierEffect(case, length, 0.0, 0.0, 0.0)
-    long = situation.gaps.at_least(max(0.0, length + shift_tokens))
+        return TierEffect(0.0, 0.0, 0.0)
+    long = gaps.at_least(length)
     scale = situation.lost_tokens / every.tokens  # to a day
-    fetched_s = long.requests * tier.latency_s + long.tokens * situation.kv_bytes / tier.bytes_per_s
+    fetched_s = long.requests * tier.latency_s + long.tokens * kv_bytes / tier.bytes_per_s
     saved_s = max(0.0, scale * (long.tokens / rate - fetched_s))
     spent_s = situation.computed_tokens / rate
-    return TierEffect(case, length, scale * long.tokens, saved_s, min(saved_s / spent_s, 1.0) if spent_s else 0.0)
+    return TierEffect(scale * long.tokens, saved_s, min(saved_s / spent_s, 1.0) if spent_s else 0.0)
 
 
-def _verdict(effects: Sequence[TierEffect]) -> Advice:
-    worth = {effect.is_worth_it for effect in effects}
-    if len(worth) > 1:
-        return Advice.UNCERTAIN
-    return Advice.WORTH_IT if worth == {True} else Advice.NOT_WORTH_IT
+def _verdict(effect: TierEffect) -> Advice:
+    if effect.saved_ratio >= WORTH_RATIO:
+        return Advice.WORTH_IT
+    return Advice.UNCERTAIN if effect.saved_ratio >= UNCERTAIN_RATIO else Advice.NOT_WORTH_IT
 
 
-def _describe(tier: CacheTier, advice: Advice, effect: TierEffect, cases: Sequence[TierEffect]) -> str:
+def _describe(tier: CacheTier, advice: Advice, break_even: float | None, effect: TierEffect) -> str:
     """One sentence about a tier."""
-    if effect.break_even_tokens is None:
+    if break_even is None:
         return f"{tier.name}: not worth it. Fetching a token takes longer than computing it, at any length."
-    sentence = (
-        f"{tier.name}: {advice.replace('_', ' ')}. Fetching is faster from {effect.break_even_tokens:,.0f} tokens on; "
+    return (
+        f"{tier.name}: {advice.replace('_', ' ')}. Fetching is faster from {break_even:,.0f} tokens on; "
         f"it would add {effect.tokens_per_day / 1e6:,.1f} million cached tokens a day and save "
         f"{effect.saved_s_per_day / 60:,.0f} minutes of replicas, {100 * effect.saved_ratio:.1f} % of the prefill time."
     )
-    changing = [case.case for case in cases if case.is_worth_it != effect.is_worth_it]
-    return f"{sentence} That changes with {', '.join(changing)}." if changing else sentence

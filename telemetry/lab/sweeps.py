@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from telemetry.lab.costs import Price
-from telemetry.lab.predictions import Verdict
+from telemetry.lab.predictions import Difference, Interval, Verdict, describe
 
 STEPS = (-2, -1, 1, 2, 4)  # replicas added
 MULTIPLES = (0.5, 2, 4)  # of the cache of each replica
@@ -150,15 +150,8 @@ _WORDS = {
 def _sentence(label: str, point: SweepPoint, current: SweepPoint, currency: str) -> str:
     if point.figures is None or point.difference is None:
         return f"{label}: {point.reason}" if point.reason else ""
-    parts = []
-    for name, interval, unit in (
-        ("hit rate", point.difference["hit_rate"], "points"),
-        ("TTFT p50", point.difference["ttft_p50"], "%"),
-        ("TTFT p95", point.difference["ttft_p95"], "%"),
-    ):
-        if interval is not None:
-            parts.append(f"{name} {100 * interval['low']:+.0f} to {100 * interval['high']:+.0f} {unit}")
-    text = f"{label}: {', '.join(parts)} ({_WORDS.get(point.verdict, 'no verdict')})."
+    difference = Difference(**{name: value and Interval(**value) for name, value in point.difference.items()})
+    text = f"{describe(label, difference)} ({_WORDS.get(point.verdict, 'no verdict')})."
     if point.verdict == Verdict.OVERLOAD or point.money_per_day is None or current.money_per_day is None:
         return text
     change = point.money_per_day - current.money_per_day

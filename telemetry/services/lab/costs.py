@@ -1,4 +1,4 @@
-"""What caches save: prefix caches a day, from the breakdown, and response caches over a window, from routers' counts.
+"""What a pool computes a day, from the breakdown, and what response caches save over a window, from routers' counts.
 
 Both are converted to prefill time and money by the pool's measured prefill rate and its price.
 """
@@ -17,11 +17,10 @@ from msgspec import Meta
 from controlplane.models import Pool, Replica, ReplicaRole, ReplicaState, TaskGroup
 from telemetry.lab.breakdown import BIN, MIN_REQUESTS, Breakdown, bin_start
 from telemetry.lab.captured import EngineFit
-from telemetry.lab.costs import DAY_S, LearntRate, Prefill, PrefillRate, Price, Savings, prefill_of
+from telemetry.lab.costs import DAY_S, LearntRate, Prefill, PrefillRate, Price, prefill_of
 from telemetry.metrics.rates import ratio
 from telemetry.metrics.windows import Window
 from telemetry.models import BreakdownBin, CapacityCurve
-from telemetry.services.lab.breakdowns import breakdowns_by_group
 from telemetry.storage.dimension_sums import (
     CACHE_COUNTS,
     coverage,
@@ -36,16 +35,12 @@ ALL_TRAFFIC = 0.95  # of the requests
 
 
 @dataclass(frozen=True, slots=True)
-class GroupSavings(Savings):
-    """Savings of a task group; "": requests without one."""
+class PoolPrefill:
+    """What a pool computes a day; ``start`` to ``end`` is the traffic that it rests on."""
 
-    group: str
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSavings(Savings):
-    """Savings of a pool and of its task groups; ``start`` to ``end`` is the traffic that they rest on."""
-
+    requests: int  # number of requests that were measured
+    prompt_tokens_per_day: float
+    computed_per_day: Annotated[Prefill, Meta(description="all that was computed")]
     start: datetime
     end: datetime
     measured_hours: Annotated[
@@ -55,7 +50,6 @@ class PoolSavings(Savings):
     traffic_ratio: Annotated[float | None, Meta(description="replayed requests / all requests")]
     currency: str | None
     replica_day_price: float | None
-    groups: list[GroupSavings]
     notes: list[str]
 
     @property
@@ -68,8 +62,8 @@ class PoolSavings(Savings):
         return self.measured_hours < MIN_EXTRAPOLATED_H
 
 
-def savings_in(pool: Pool, window: Window, breakdown: Breakdown | None, rate: PrefillRate) -> PoolSavings | None:
-    """Savings of a window with its breakdown; None without replayed requests. Seven queries."""
+def prefill_in(pool: Pool, window: Window, breakdown: Breakdown | None, rate: PrefillRate) -> PoolPrefill | None:
+    """Prefill a day, from a window with its breakdown; None without replayed requests. Six queries."""
     bins = BreakdownBin.objects.filter(pool=pool, at__gte=bin_start(window.start), at__lt=window.end)
     span = bins.aggregate(first=Min("at"), last=Max("at"))
     if breakdown is None or span["first"] is None:
@@ -83,11 +77,12 @@ def savings_in(pool: Pool, window: Window, breakdown: Breakdown | None, rate: Pr
     counted = total(route_sums([pool.name], measured, ("requests",), whole=True), "requests")
     ratio = min(1.0, breakdown.requests / counted) if counted else None
     serving = Replica.objects.filter(pool=pool).exclude(state=ReplicaState.DISABLED).exclude(role=ReplicaRole.DECODE)
-    return PoolSavings.of(
-        breakdown,
-        measured_s,
-        rate.tokens_per_s,
-        price,
+    per_day = DAY_S / measured_s
+    computed = None if breakdown.delivered is None else max(0.0, breakdown.prompt_tokens - breakdown.delivered)
+    return PoolPrefill(
+        breakdown.requests,
+        breakdown.prompt_tokens * per_day,
+        prefill_of(None if computed is None else computed * per_day, rate.tokens_per_s, price),
         start=start,
         end=end,
         measured_hours=measured_s / 3600,
@@ -95,10 +90,6 @@ def savings_in(pool: Pool, window: Window, breakdown: Breakdown | None, rate: Pr
         traffic_ratio=ratio,
         currency=price.currency if price else None,
         replica_day_price=price.replica_day if price else None,
-        groups=[
-            GroupSavings.of(row.breakdown, measured_s, rate.tokens_per_s, price, group=row.group)
-            for row in breakdowns_by_group(pool, window)
-        ],
         notes=_notes(breakdown, ratio, rate, price),
     )
 
@@ -113,8 +104,8 @@ def _notes(breakdown: Breakdown, traffic_ratio: float | None, rate: PrefillRate,
         notes.append("No response reports cached tokens. Start vLLM with --enable-prompt-tokens-details.")
     elif breakdown.reported_ratio < ALL_TRAFFIC:
         notes.append(
-            f"Responses for {100 * breakdown.reported_ratio:.0f} % of the prompt tokens report cached tokens; saved "
-            "prefill is extended to all."
+            f"Responses for {100 * breakdown.reported_ratio:.0f} % of the prompt tokens report cached tokens; "
+            "computed tokens are extended to all."
         )
     return notes + basis_notes(rate, price)
 

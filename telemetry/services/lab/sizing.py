@@ -1,4 +1,4 @@
-"""Everything about a pool's capacity and cost over a window: bytes, savings, sweep, shared cache, response caches."""
+"""Everything about a pool's capacity and cost over a window: bytes, prefill, sweep, shared cache, response caches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from telemetry.lab.sweeps import Sweep, is_sweep, sweep_candidates, with_curves
 from telemetry.metrics.windows import Window
 from telemetry.models import BreakdownBin, WhatIf, WhatIfState
 from telemetry.services.lab.breakdowns import breakdown_of, curve_of
-from telemetry.services.lab.costs import ALL_TRAFFIC, PoolSavings, basis_notes, prefill_rate_of, savings_in
+from telemetry.services.lab.costs import ALL_TRAFFIC, PoolPrefill, basis_notes, prefill_in, prefill_rate_of
 from telemetry.services.lab.replays import capacities_of
 from telemetry.services.lab.what_ifs import MAX_REPLICAS, create_what_if
 from telemetry.storage.decisions import digest_coverage, digested_between
@@ -44,7 +44,7 @@ class Sizing:
     kv_bytes_per_token: int | None
     kv_notes: tuple[str, ...]
     prefill_rate: PrefillRate
-    savings: Annotated[PoolSavings | None, Meta(description="null without replayed requests")]
+    prefill: Annotated[PoolPrefill | None, Meta(description="null without replayed requests")]
     sweep: Annotated[Sweep | None, Meta(description="the newest capacity sweep; null until one was requested")]
     shared_cache: SharedCache
     response_cache: Annotated[ResponseCacheEstimate | None, Meta(description="null: no captured request was examined")]
@@ -53,7 +53,7 @@ class Sizing:
 def sizing_of(pool: Pool, window: Window, tiers: Sequence[CacheTier]) -> Sizing:
     """Sizing of a pool. A fixed number of queries."""
     rate, breakdown, kv_bytes = prefill_rate_of(pool), breakdown_of(pool, window), pool.kv_bytes
-    savings = savings_in(pool, window, breakdown, rate)
+    prefill = prefill_in(pool, window, breakdown, rate)
     return Sizing(
         pool.name,
         window.start,
@@ -61,9 +61,9 @@ def sizing_of(pool: Pool, window: Window, tiers: Sequence[CacheTier]) -> Sizing:
         kv_bytes.bytes_per_token if kv_bytes else None,
         tuple(kv_bytes.notes) if kv_bytes else (),
         rate,
-        savings,
+        prefill,
         newest_sweep(pool),
-        _shared_cache(pool, breakdown, savings, rate, tiers),
+        _shared_cache(pool, breakdown, prefill, rate, tiers),
         estimate_response_cache(pool, window, rate),
     )
 
@@ -89,7 +89,7 @@ class SharedCache:
 def _shared_cache(
     pool: Pool,
     breakdown: Breakdown | None,
-    savings: PoolSavings | None,
+    prefill: PoolPrefill | None,
     rate: PrefillRate,
     tiers: Sequence[CacheTier],
 ) -> SharedCache:
@@ -110,8 +110,8 @@ def _shared_cache(
         kv_bytes=pool.kv_bytes_per_token,
         prefill_rate=rate.tokens_per_s,
         gaps=gaps,
-        lost_tokens=None if lost is None or savings is None else lost * savings.prompt_tokens_per_day,
-        computed_tokens=savings.computed_per_day.tokens if savings else None,
+        lost_tokens=None if lost is None or prefill is None else lost * prefill.prompt_tokens_per_day,
+        computed_tokens=prefill.computed_per_day.tokens if prefill else None,
         price=Price.of(pool.costs),
     )
     notes = []

@@ -21,7 +21,7 @@ URL = "/api/v1/capacity"
 TO = T0.isoformat().replace("+", "%2B")
 
 
-def test_capacity_has_savings_a_sweep_and_advice(api, fleet, django_assert_max_num_queries):  # noqa: F811
+def test_capacity_has_prefill_a_sweep_and_advice(api, fleet, django_assert_max_num_queries):  # noqa: F811
     bins(fleet)
     finished_sweep(fleet, T0)
     learnt(fleet)
@@ -32,9 +32,8 @@ def test_capacity_has_savings_a_sweep_and_advice(api, fleet, django_assert_max_n
 
     assert body["start"] == "2031-03-03T12:00:00Z"
     assert body["kv_bytes_per_token"] == 327_680
-    assert (body["savings"]["currency"], body["savings"]["replica_day_price"]) == ("USD", pytest.approx(172.8))
-    assert body["savings"]["saved_per_day"]["money"] > 0
-    assert body["savings"]["replica_hours_per_day"] % 24 == 0
+    assert (body["prefill"]["currency"], body["prefill"]["replica_day_price"]) == ("USD", pytest.approx(172.8))
+    assert body["prefill"]["computed_per_day"]["money"] > 0
     assert body["prefill_rate"]["low"] <= body["prefill_rate"]["tokens_per_s"] <= body["prefill_rate"]["high"]
     assert [point["replicas"] for point in body["sweep"]["by_replicas"]] == [3, 4, 5]
     assert len(body["sweep"]["summaries"]) == 2

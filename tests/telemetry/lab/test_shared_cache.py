@@ -86,14 +86,7 @@ def test_only_long_gaps_count_and_each_pays_the_latency():
     assert effect.saved_s_per_day == pytest.approx(10_000 * each_s)
     assert effect.saved_ratio == pytest.approx(10_000 * each_s / (100_000_000 / 8000))
     assert found.money_per_day == pytest.approx(effect.saved_s_per_day * 0.002)
-    assert [case.case for case in found.cases] == [
-        "latency x 2",
-        "bandwidth / 2",
-        "prefill rate + 30 %",
-        "prefill rate - 30 %",
-    ]
     assert found.advice == Advice.WORTH_IT
-    assert found.cases[0].break_even_tokens == pytest.approx(2 * found.break_even_tokens)
 
 
 @pytest.mark.parametrize(
@@ -104,14 +97,11 @@ def test_only_long_gaps_count_and_each_pays_the_latency():
         ({"lost_tokens": 0.0}, CPU, Advice.NOT_WORTH_IT),
         ({"gaps": gaps(*[0] * 200)}, CPU, Advice.NOT_WORTH_IT),
         ({"prefill_rate": 200_000}, CPU, Advice.NOT_WORTH_IT),
-        ({}, replace(CPU, latency_s=0.15), Advice.UNCERTAIN),  # twice the latency is more than prefill takes
         ({"lost_tokens": 3_000_000}, CPU, Advice.UNCERTAIN),
     ],
 )
-def test_the_advice_says_whether_the_saving_is_large_enough_in_every_case(change, tier, advice):
-    found = advise(tier, replace(SITUATION, **change))
-    assert found.advice == advice
-    assert (advice == Advice.UNCERTAIN) == ("That changes with" in found.summary)
+def test_the_advice_says_whether_the_saving_is_large_enough(change, tier, advice):
+    assert advise(tier, replace(SITUATION, **change)).advice == advice
 
 
 @pytest.mark.parametrize(
@@ -126,7 +116,7 @@ def test_the_advice_says_whether_the_saving_is_large_enough_in_every_case(change
 )
 def test_a_missing_input_is_named_and_gives_no_advice(field, text):
     found = advise(CPU, replace(SITUATION, **{field: None}))
-    assert (found.advice, found.effect, found.money_per_day, found.cases) == (Advice.UNKNOWN, None, None, ())
+    assert (found.advice, found.effect, found.money_per_day) == (Advice.UNKNOWN, None, None)
     (need,) = found.needs
     assert need.startswith("needs: ")
     assert text in need
@@ -143,16 +133,6 @@ def test_a_tier_that_is_slower_for_each_token_never_wins():
     found = advise(CPU, replace(SITUATION, prefill_rate=200_000))
     assert (found.never_wins, found.break_even_tokens) == (True, None)
     assert "at any length" in found.summary
-
-
-def test_lengths_from_a_sample_of_blocks_are_two_more_cases():
-    sampled = replace(SITUATION, gaps=replace(SITUATION.gaps, error_tokens=1000.0))
-    found = advise(CPU, sampled)
-    assert [case.case for case in found.cases[4:]] == ["lengths - 2,000 tokens", "lengths + 2,000 tokens"]
-    assert found.cases[4].tokens_per_day == pytest.approx(0, abs=1)  # no gap is that much longer
-    assert found.cases[5].tokens_per_day == pytest.approx(21_000_000)
-    assert found.advice == Advice.UNCERTAIN
-    assert found.effect == advise(CPU, SITUATION).effect
 
 
 def test_without_a_price_only_time_is_known():

@@ -23,7 +23,7 @@ from telemetry.scraping.merge import ROUTER_ITSELF, SourceReading
 from telemetry.scraping.record import ROUTERS, store_readings
 from telemetry.services.lab import what_if_runs
 from telemetry.services.lab.breakdowns import breakdown_of
-from telemetry.services.lab.costs import PoolSavings, prefill_rate_of, savings_in
+from telemetry.services.lab.costs import PoolPrefill, prefill_in, prefill_rate_of
 from telemetry.services.lab.replays import replay_pools, update_curve
 from telemetry.services.lab.sizing import create_sweep, newest_sweep, open_sweep, sizing_of
 from telemetry.storage.partitions import ensure_days
@@ -43,8 +43,8 @@ DAY = Window(T0 - timedelta(hours=24), T0, 300)
 COSTS = {"gpu_hour_price": 3.6, "gpus_per_replica": 2, "currency": "USD"}  # 0.002 a second of a replica
 
 
-def savings_of(pool: Pool, window: Window) -> PoolSavings | None:
-    return savings_in(pool, window, breakdown_of(pool, window), prefill_rate_of(pool))
+def prefill_of(pool: Pool, window: Window) -> PoolPrefill | None:
+    return prefill_in(pool, window, breakdown_of(pool, window), prefill_rate_of(pool))
 
 
 def bins(pool: Pool, hours: float = 24, **columns: float | str) -> None:
@@ -60,34 +60,36 @@ def learnt(pool: Pool, rate: float = 1000.0, *, deviation: float = 0.0) -> Capac
     return CapacityCurve.objects.create(pool=pool, at=T0, **values)
 
 
-def test_savings_of_a_day_are_time_and_money(pool):
+def test_computed_tokens_of_a_day_are_time_and_money(pool):
     bins(pool)
     bins(pool, group="agents")
     pool = update_pool(pool, costs=COSTS)
     learnt(pool)
 
-    found = savings_of(pool, DAY)
+    found = prefill_of(pool, DAY)
 
     assert found.requests == 9600
     assert found.measured_s == pytest.approx(23.583 * 3600, rel=0.001)  # from the first bin to the end of the last
     per_day = 86_400 / found.measured_s
-    assert found.saved_per_day.tokens == pytest.approx(4_800_000 * per_day)
-    assert found.saved_per_day.money == pytest.approx(4800 * 0.002 * per_day)
-    assert found.missed_per_day.replica_seconds == pytest.approx(2880 * per_day)
-    assert {row.group: row.requests for row in found.groups} == {"": 4800, "agents": 4800}
+    assert found.computed_per_day.tokens == pytest.approx(4_800_000 * per_day)
+    assert found.computed_per_day.money == pytest.approx(4800 * 0.002 * per_day)
     assert found.notes == []
 
 
 def test_a_short_time_is_extrapolated_and_says_so(pool):
     bins(pool, hours=1)
-    found = savings_of(pool, DAY)
+    for number in range(4):
+        add_replica(pool, name=f"r{number}", url=f"http://r{number}", state="disabled" if number == 3 else "active")
+    found = prefill_of(pool, DAY)
     text = " ".join(found.notes)
     assert found.is_extrapolated
+    assert found.measured_hours == pytest.approx(0.583, abs=0.01)
+    assert found.replica_hours_per_day == 72
     assert "No price is set" in text
     assert "prefill rate is unknown" in text
-    saved = found.saved_per_day
-    assert saved.replica_seconds is saved.money is found.traffic_ratio is None
-    assert saved.tokens > 0
+    computed = found.computed_per_day
+    assert computed.replica_seconds is computed.money is found.traffic_ratio is None
+    assert computed.tokens > 0
 
 
 def test_figures_say_which_share_of_the_traffic_they_rest_on(pool):
@@ -97,12 +99,12 @@ def test_figures_say_which_share_of_the_traffic_they_rest_on(pool):
     ensure_days([at.date()])
     router_scraped(router, at)
     route_reading(router, at, requests=9600)
-    found = savings_of(pool, DAY)
+    found = prefill_of(pool, DAY)
     assert found.traffic_ratio == pytest.approx(0.5)
     assert "Only 50 % of the requests were replayed" in " ".join(found.notes)
 
 
-def test_savings_per_day_rest_on_the_time_without_an_outage_and_since_the_pool_exists(pool):
+def test_figures_per_day_rest_on_the_time_without_an_outage_and_since_the_pool_exists(pool):
     """The first bin begins before the pool does; then all was down but for 20 minutes."""
     for minutes, at in ((14, 50), (10, 10)):
         end = T0 - timedelta(minutes=at)
@@ -114,54 +116,41 @@ def test_savings_per_day_rest_on_the_time_without_an_outage_and_since_the_pool_e
     breakdown_bin(pool, T0 - timedelta(minutes=65), requests=100, reachable=0.8)
     breakdown_bin(pool, T0 - timedelta(minutes=15), requests=100, reachable=0.8)
 
-    found = savings_of(pool, DAY)
+    found = prefill_of(pool, DAY)
 
     assert (found.start, found.measured_s) == (T0 - timedelta(minutes=64), 24 * 60)
 
 
 def test_a_range_within_a_bin_is_measured_by_the_time_of_the_whole_bin_and_without_bins_not_at_all(pool):
-    assert savings_of(pool, DAY) is None
+    assert prefill_of(pool, DAY) is None
     bins(pool)
     window = Window(T0 - timedelta(minutes=28), T0 - timedelta(minutes=27), 60)
     with time_machine.travel(T0, tick=False):
-        found = savings_of(pool, window)
+        found = prefill_of(pool, window)
     assert (found.start, found.measured_s) == (T0 - timedelta(minutes=30), 300)
 
 
-def test_without_reported_tokens_savings_are_unknown(pool):
+def test_without_reported_tokens_figures_are_unknown(pool):
     breakdown_bin(pool, T0 - timedelta(hours=1), requests=100, reachable=0.8)
-    found = savings_of(pool, DAY)
-    assert (found.saved_per_day.tokens, found.missed_per_day.tokens) == (None, None)
+    found = prefill_of(pool, DAY)
+    assert found.computed_per_day.tokens is None
     assert "--enable-prompt-tokens-details" in " ".join(found.notes)
 
 
-def test_savings_do_not_depend_on_the_what_if_that_ran_last(pool):
+def test_figures_do_not_depend_on_the_what_if_that_ran_last(pool):
     bins(pool)
     assert prefill_rate_of(pool).tokens_per_s is None
     curve = learnt(pool, 900.0, deviation=0.05)
-    before = savings_of(pool, DAY)
+    before = prefill_of(pool, DAY)
     finished_what_if(pool, T0)  # whose engines have 8,000 tokens/s
 
     rate = prefill_rate_of(pool)
 
-    assert savings_of(pool, DAY).saved_per_day == before.saved_per_day
+    assert prefill_of(pool, DAY).computed_per_day == before.computed_per_day
     assert (rate.low, rate.tokens_per_s, rate.high) == (pytest.approx(814.4, abs=1), 900.0, pytest.approx(994.7, abs=1))
     assert "12 fits" in rate.source
     curve.delete()
     assert "not fitted yet" in prefill_rate_of(pool).source
-
-
-def test_savings_have_a_denominator(pool):
-    bins(pool, hours=1)
-    for number in range(4):
-        add_replica(pool, name=f"r{number}", url=f"http://r{number}", state="disabled" if number == 3 else "active")
-    learnt(pool)
-
-    found = savings_of(pool, DAY)
-
-    assert found.replica_hours_per_day == 72
-    assert found.measured_hours == pytest.approx(0.583, abs=0.01)
-    assert found.is_extrapolated
 
 
 def test_a_rate_is_learnt_slowly_with_the_range_of_its_fits():
@@ -228,8 +217,8 @@ def test_captured_requests_say_how_long_the_lost_prefixes_are(fleet):  # noqa: F
     cpu = found.tiers[0]
     assert cpu.needs == ()
     assert cpu.break_even_tokens == pytest.approx(0.025 / (1 / 1000 - 1000 / 20e9))
-    savings = savings_of(fleet, Window(T0 - timedelta(minutes=30), now, 300))
-    lost_per_day = found.lost_ratio * savings.prompt_tokens_per_day
+    prefill = prefill_of(fleet, Window(T0 - timedelta(minutes=30), now, 300))
+    lost_per_day = found.lost_ratio * prefill.prompt_tokens_per_day
     assert 0 < cpu.effect.tokens_per_day <= lost_per_day * 1.001
     assert cpu.money_per_day == pytest.approx(cpu.effect.saved_s_per_day * 0.002)
 
@@ -245,7 +234,7 @@ def test_the_advice_names_what_is_missing(fleet):  # noqa: F811
 
 def test_a_pool_of_which_nothing_is_known_has_no_figures():
     sizing = sizing_of(create_pool("idle"), DAY, TIERS)
-    assert (sizing.kv_bytes_per_token, sizing.savings, sizing.sweep) == (None, None, None)
+    assert (sizing.kv_bytes_per_token, sizing.prefill, sizing.sweep) == (None, None, None)
     assert sizing.prefill_rate.tokens_per_s is None
     assert {tier.advice for tier in sizing.shared_cache.tiers} == {"unknown"}
 
