@@ -145,37 +145,37 @@ def _reading(rng: random.Random, index: int, at_s: int, warmth: float, *, is_dow
         return {**key, "model": "", "engine": "", "state": "stale"}
     queries = rng.randint(18_000, 26_000)
     rate = min(0.16 + 0.5 * warmth + rng.uniform(-0.04, 0.04), 0.97)
-    positions, counts, total = _histogram(rng, 24, 0.9 - 0.6 * warmth)
+    positions, counts = _histogram(rng, 24, 0.9 - 0.6 * warmth)
     return {
         **key, "model": "llama-3.3-70b", "engine": "0", "state": "ok", "interval_s": SCRAPE_S,
         "queries": queries, "hits": int(queries * rate), "device_tokens": int(queries * rate), "prompt_tokens": queries,
         "generation_tokens": rng.randint(3000, 4000), "preemptions": 0, "finished": rng.randint(20, 28),
         "running": rng.randint(9, 22) - 6 * warmth, "waiting": max(0, rng.randint(-2, 5) - 4 * warmth),
         "kv_usage_ratio": min(0.98, rng.uniform(0.38, 0.62) - 0.12 * warmth),
-        "ttft_at": positions, "ttft_counts": counts, "ttft_sum_s": total,
+        "ttft_at": positions, "ttft_counts": counts,
     }  # fmt: skip
 
 
 def _routed(rng: random.Random, at_s: int, group: str, rate: float) -> list[Row]:
     requests, prompt = rng.randint(30, 60), rng.randint(30_000, 60_000)
-    positions, counts, total = _histogram(rng, requests, 1.1 - rate)
+    positions, counts = _histogram(rng, requests, 1.1 - rate)
     key = {"at": at_s, "pool": "chat", "group": group, "replica": "gpu-1", "state": "ok", "interval_s": SCRAPE_S}
     counted = {
         **key, "policy": "chat", "revision": 1, "requests": requests, "ok_requests": requests,
         "client_error_requests": 0, "replica_error_requests": 0, "router_error_requests": 0, "cancelled_requests": 0,
         "usage_reported": requests, "prompt_tokens": prompt, "cached_tokens": int(prompt * rate),
     }  # fmt: skip
-    timed = {**key, "policy": "", "revision": 0, "ttft_at": positions, "ttft_counts": counts, "ttft_sum_s": total}
+    timed = {**key, "policy": "", "revision": 0, "ttft_at": positions, "ttft_counts": counts}
     return [counted, timed]
 
 
-def _histogram(rng: random.Random, count: int, median_s: float) -> tuple[list[int], list[int], float]:
+def _histogram(rng: random.Random, count: int, median_s: float) -> tuple[list[int], list[int]]:
     values = [median_s * rng.lognormvariate(0, 0.6) for _ in range(count)]
     buckets: dict[int, int] = {}
     for value in values:
         position = bisect.bisect_left(EDGES, value)
         buckets[position] = buckets.get(position, 0) + 1
-    return sorted(buckets), [buckets[position] for position in sorted(buckets)], sum(values)
+    return sorted(buckets), [buckets[position] for position in sorted(buckets)]
 
 
 def drop_alert(pool: Pool, at: datetime) -> Alert:

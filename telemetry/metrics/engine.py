@@ -138,7 +138,7 @@ def _engine_sample(samples: list[Sample], names: EngineNames, zeros: frozenset[s
         engine.counters = dict.fromkeys(zeros, 0.0) | engine.counters
     for name, rank in sorted(sums.buckets, reverse=True):  # the preferred metric comes last and overwrites the others
         try:
-            histogram = from_cumulative(sums.buckets[name, rank].items(), sums.bucket_sums.get((name, rank)))
+            histogram = from_cumulative(sums.buckets[name, rank].items())
         except HistogramError:
             continue  # torn: the distribution is unknown for this scrape, the counters are not
         engine.histograms[name] = histogram
@@ -153,16 +153,13 @@ class _EngineSums:
         self.counters: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         self.gauges: dict[str, float] = {}
         self.buckets: dict[tuple[str, int], dict[float, float]] = defaultdict(lambda: defaultdict(float))
-        self.bucket_sums: dict[tuple[str, int], float] = defaultdict(float)
 
     def add(self, sample: Sample, meaning: Meaning) -> None:
         if meaning.kind == "counter":
             self._count(sample, meaning)
         elif meaning.kind == "bucket":
             self.buckets[meaning.name, meaning.rank][bucket_edge(sample)] += checked_count(sample)
-        elif meaning.kind == "sum" and abs(sample.value) <= MAX_COUNT:
-            self.bucket_sums[meaning.name, meaning.rank] += sample.value
-        elif meaning.kind == "gauge" and 0 <= sample.value <= (1 if meaning.name in RATIOS else MAX_COUNT):
+        elif 0 <= sample.value <= (1 if meaning.name in RATIOS else MAX_COUNT):
             for name in meaning.names(sample.labels):
                 if meaning.split is not None:
                     self.gauges[name] = self.gauges.get(name, 0.0) + sample.value

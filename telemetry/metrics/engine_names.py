@@ -22,8 +22,7 @@ COUNTERS = (
 )
 GAUGES = ("running", "waiting", "kv_usage_ratio")
 RATIOS = frozenset({"kv_usage_ratio"})  # 0 to 1; a value above is in another unit, and not read
-HISTOGRAMS = ("ttft", "itl")
-EXPECTED = frozenset((*COUNTERS, *GAUGES, *HISTOGRAMS))  # ``not_reported`` names those that an engine lacks
+EXPECTED = frozenset((*COUNTERS, *GAUGES, "ttft"))  # ``not_reported`` names those that an engine lacks
 PROMPT_SOURCES = ("computed_prompt_tokens", "cached_prompt_tokens", "transferred_prompt_tokens")
 DURATIONS = ("queue", "prefill", "block_lifetime", "block_idle", "block_reuse_gap")
 # Only some engines have these, or only with an option, so ``not_reported`` does not name them.
@@ -62,7 +61,7 @@ class Split:
 class Meaning:
     """What one metric name of an engine stands for."""
 
-    kind: Literal["counter", "gauge", "bucket", "sum"]
+    kind: Literal["counter", "gauge", "bucket"]
     name: str = ""  # Warmpath's name; "": ``split`` decides
     rank: int = 0  # among the metrics for this name; 0 is preferred
     scale: float = 1.0
@@ -122,7 +121,6 @@ class EngineNames:
             add(metric, Meaning("gauge", name, rank))
         for name, rank, metric in _ranked(self.histograms):
             add(f"{metric}_bucket", Meaning("bucket", name, rank))
-            add(f"{metric}_sum", Meaning("sum", name, rank))
         return found
 
     @cached_property
@@ -211,10 +209,7 @@ VLLM = EngineNames(
         "waiting": ("vllm:num_requests_waiting",),
         "kv_usage_ratio": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
     },
-    histograms={
-        "ttft": ("vllm:time_to_first_token_seconds",),
-        "itl": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
-    },
+    histograms={"ttft": ("vllm:time_to_first_token_seconds",)},
     facts_from=frozenset({"vllm:cache_config_info"}),
     facts=_vllm_facts,
     unit_in_help=frozenset({"vllm:gpu_prefix_cache_queries", "vllm:gpu_prefix_cache_hits"}),
@@ -277,10 +272,7 @@ SGLANG = EngineNames(
         "waiting": ("sglang:num_queue_reqs",),
         "kv_usage_ratio": ("sglang:token_usage",),
     },
-    histograms={
-        "ttft": ("sglang:time_to_first_token_seconds",),
-        "itl": ("sglang:inter_token_latency_seconds",),
-    },
+    histograms={"ttft": ("sglang:time_to_first_token_seconds",)},
     facts_from=frozenset({"sglang:cache_config_info"}),
     facts=_sglang_facts,
     engine_label="dp_rank",

@@ -29,7 +29,6 @@ class Buckets:
 
     edges: tuple[float, ...]  # upper edges, ascending, the infinite one left out
     counts: Mapping[int, int] = field(default_factory=dict)
-    sum: float | None = None  # of the observations, in the unit of the edges
 
     @property
     def total(self) -> int:
@@ -54,19 +53,19 @@ class Merged:
     exact: bool = True
 
 
-def from_cumulative(lines: Iterable[tuple[float, float]], total_sum: float | None = None) -> Buckets:
+def from_cumulative(lines: Iterable[tuple[float, float]]) -> Buckets:
     """Buckets of dense ``(le, cumulative count)`` pairs; a decreasing count is raised to the previous one (T7)."""
     pairs = _sorted_pairs(lines)
     edges = tuple(edge for edge, _ in pairs[:-1])
     if len(set(edges)) != len(edges):
         raise HistogramError("two buckets have the same le")
-    return Buckets(edges, _differences((index, count) for index, (_, count) in enumerate(pairs)), total_sum)
+    return Buckets(edges, _differences((index, count) for index, (_, count) in enumerate(pairs)))
 
 
-def from_sparse(lines: Iterable[tuple[float, float]], total_sum: float | None = None) -> Buckets:
+def from_sparse(lines: Iterable[tuple[float, float]]) -> Buckets:
     """Buckets of the router's histogram, which has samples only for buckets with observations."""
     counts = _differences((_router_position(edge), count) for edge, count in _sorted_pairs(lines))
-    return Buckets(ROUTER_EDGES, counts, total_sum)
+    return Buckets(ROUTER_EDGES, counts)
 
 
 def _sorted_pairs(lines: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -100,8 +99,7 @@ def _differences(cumulative: Iterable[tuple[int, float]]) -> dict[int, int]:
 def subtract(later: Buckets, earlier: Buckets) -> Buckets:
     """The observations between two scrapes with the same edges. A negative bucket of a torn scrape counts as 0 (T7)."""
     counts = {position: count - earlier.counts.get(position, 0) for position, count in later.counts.items()}
-    total_sum = None if later.sum is None or earlier.sum is None else max(later.sum - earlier.sum, 0.0)
-    return Buckets(later.edges, {position: count for position, count in counts.items() if count > 0}, total_sum)
+    return Buckets(later.edges, {position: count for position, count in counts.items() if count > 0})
 
 
 def merge(parts: Sequence[Buckets]) -> Merged | None:
@@ -119,8 +117,7 @@ def _sum(parts: Sequence[Buckets], edges: tuple[float, ...]) -> Buckets:
     counts: Counter[int] = Counter()
     for part in parts:
         counts.update(part.counts)
-    sums = [part.sum for part in parts if part.sum is not None]
-    return Buckets(edges, dict(counts), sum(sums) if len(sums) == len(parts) else None)
+    return Buckets(edges, dict(counts))
 
 
 def _coarsen(part: Buckets, common: tuple[float, ...]) -> Buckets:
@@ -129,7 +126,7 @@ def _coarsen(part: Buckets, common: tuple[float, ...]) -> Buckets:
     for position, count in part.counts.items():
         inside = position < len(part.edges)
         counts[bisect.bisect_left(common, part.edges[position]) if inside else len(common)] += count
-    return Buckets(common, dict(counts), part.sum)
+    return Buckets(common, dict(counts))
 
 
 def quantile(buckets: Buckets, q: float) -> Quantile | None:

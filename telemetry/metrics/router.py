@@ -59,10 +59,8 @@ CACHE_REQUESTS = "warmpath_router_response_cache_requests_total"
 CACHE_RESULTS = {"hit": "cache_hits", "miss": "cache_misses", "bypass": "cache_bypasses"}
 CACHE_SAVED = "warmpath_router_response_cache_saved_tokens_total"
 CACHE_TOKENS = {"prompt": "cache_prompt_tokens", "generated": "cache_generated_tokens"}
-CACHE_STORE_ERRORS = "warmpath_router_response_cache_store_errors_total"
 CACHE_STORE_UP = "warmpath_router_response_cache_store_up"
-STORE_ERRORS = "cache_store_errors"
-CACHE_COUNTERS = (*CACHE_RESULTS.values(), *CACHE_TOKENS.values(), STORE_ERRORS)
+CACHE_COUNTERS = (*CACHE_RESULTS.values(), *CACHE_TOKENS.values())
 KV_STATE = "warmpath_router_kv_events_state"  # its label ``state`` is the figure
 KV_FIGURES = {
     "warmpath_router_kv_events_state_timestamp_seconds": "since_s",
@@ -94,10 +92,9 @@ SHARED_AGE = "warmpath_router_shared_state_age_seconds"
 SHARED_BYTES = "warmpath_router_shared_state_bytes_total"  # its label ``direction`` is the figure
 REPLICA_UP, REPLICA_OUT = "warmpath_router_replica_up", "warmpath_router_replica_out"
 _BUCKETS = {f"{name}_bucket": short for name, short in HISTOGRAMS.items()}
-_SUMS = {f"{name}_sum": short for name, short in HISTOGRAMS.items()}
-_METRICS = frozenset(COUNTERS | OWN_REQUESTS) | frozenset(_BUCKETS) | frozenset(_SUMS) | {INFO, START_TIME, REQUESTS}
+_METRICS = frozenset(COUNTERS | OWN_REQUESTS) | frozenset(_BUCKETS) | {INFO, START_TIME, REQUESTS}
 _KV_METRICS = frozenset(KV_FIGURES) | {KV_STATE}
-_CACHE_METRICS = frozenset({CACHE_REQUESTS, CACHE_SAVED, CACHE_STORE_ERRORS, CACHE_STORE_UP})
+_CACHE_METRICS = frozenset({CACHE_REQUESTS, CACHE_SAVED, CACHE_STORE_UP})
 _SEMANTIC_METRICS = frozenset(SEMANTIC_FIGURES) | frozenset(SEMANTIC_CHECKS) | {SEMANTIC_STATE}
 _SHARED_METRICS = frozenset({SHARED_PEERS, SHARED_AGE, SHARED_BYTES})
 _ALL_METRICS = (
@@ -281,7 +278,7 @@ def _cache_counter(sample: Sample) -> str | None:
         return CACHE_RESULTS.get(sample.labels.get("result", ""))
     if sample.name == CACHE_SAVED:
         return CACHE_TOKENS.get(sample.labels.get("kind", ""))
-    return STORE_ERRORS if sample.name == CACHE_STORE_ERRORS else None
+    return None
 
 
 def _key(sample: Sample) -> RouteKey:
@@ -299,20 +296,15 @@ def _key(sample: Sample) -> RouteKey:
 
 def _histograms(samples: list[Sample]) -> dict[tuple[RouteKey, str], Buckets]:
     buckets: dict[tuple[RouteKey, str], list[tuple[float, float]]] = defaultdict(list)
-    sums: dict[tuple[RouteKey, str], float] = {}
     for sample in samples:
-        name = _BUCKETS.get(sample.name) or _SUMS.get(sample.name)
+        name = _BUCKETS.get(sample.name)
         if name == "latency":
             response = sample.labels.get("response", "")
             name = f"{response}_latency" if response in RESPONSES else None
-        if name is None:
-            continue
-        if sample.name in _BUCKETS:
+        if name is not None:
             buckets[_key(sample), name].append((bucket_edge(sample), checked_count(sample)))
-        elif abs(sample.value) <= MAX_COUNT:
-            sums[_key(sample), name] = sample.value
     histograms: dict[tuple[RouteKey, str], Buckets] = {}
     for key, pairs in buckets.items():
         with suppress(HistogramError):  # torn: unknown for this scrape
-            histograms[key] = from_sparse(pairs, sums.get(key))
+            histograms[key] = from_sparse(pairs)
     return histograms

@@ -85,7 +85,7 @@ class Reading(models.Model):
     block_reuse_gap_count = _count_field()
     first_tokens = _count_field()  # requests that got their first token: the observations of the TTFT histogram
 
-    # Those of the columns above, "ttft" and "itl" that the engine does not report at all; None in a failed scrape. A
+    # Those of the columns above and "ttft" that the engine does not report at all; None in a failed scrape. A
     # column that is None and not listed is unknown for another reason: the first scrape, a torn histogram.
     not_reported = ArrayField(models.TextField(), null=True)
 
@@ -98,11 +98,6 @@ class Reading(models.Model):
     ttft_layout = _layout_field()  # engine's clock
     ttft_at = ArrayField(models.SmallIntegerField(), null=True)
     ttft_counts = ArrayField(models.BigIntegerField(), null=True)
-    ttft_sum_s = models.FloatField(null=True)
-    itl_layout = _layout_field()
-    itl_at = ArrayField(models.SmallIntegerField(), null=True)
-    itl_counts = ArrayField(models.BigIntegerField(), null=True)
-    itl_sum_s = models.FloatField(null=True)
 
     def __str__(self) -> str:
         return f"{self.replica_id}/{self.engine} at {self.at:%F %T}"
@@ -151,21 +146,19 @@ class RouterReading(models.Model):
     cache_bypasses = _count_field()  # requests that may not use the cache
     cache_prompt_tokens = _count_field()  # of the hits' responses; no engine computed them
     cache_generated_tokens = _count_field()
-    cache_store_errors = _count_field()  # of the router itself, as the next one
-    cache_store_up = models.FloatField(null=True)  # 1: it uses the store; 0: the store failed; None: it has none
+    cache_store_up = models.FloatField(
+        null=True
+    )  # of the router itself; 1: it uses the store; 0: the store failed; None: it has none
 
     ttft_layout = _layout_field()  # router's clock, of streamed responses only
     ttft_at = ArrayField(models.SmallIntegerField(), null=True)
     ttft_counts = ArrayField(models.BigIntegerField(), null=True)
-    ttft_sum_s = models.FloatField(null=True)
     streamed_latency_layout = _layout_field()  # request's last byte to response's last byte, successful responses
     streamed_latency_at = ArrayField(models.SmallIntegerField(), null=True)
     streamed_latency_counts = ArrayField(models.BigIntegerField(), null=True)
-    streamed_latency_sum_s = models.FloatField(null=True)
     plain_latency_layout = _layout_field()  # the same, of responses that were not streamed
     plain_latency_at = ArrayField(models.SmallIntegerField(), null=True)
     plain_latency_counts = ArrayField(models.BigIntegerField(), null=True)
-    plain_latency_sum_s = models.FloatField(null=True)
 
     def __str__(self) -> str:
         return f"{self.router_id} at {self.at:%F %T}"

@@ -180,7 +180,7 @@ def _without_own_requests(
         times = [counters.pop(name, None) for name in OWN_TIMES]
         if max(requests) == taken:
             counters |= {name: 0.0 for name, value in zip(OWN_TIMES, times, strict=True) if value is not None}
-            histograms |= {} if ttft is None else {"ttft": Buckets(ttft.edges, {}, 0.0)}
+            histograms |= {} if ttft is None else {"ttft": Buckets(ttft.edges)}
         found.append(replace(reading, increase=replace(added, counters=counters, histograms=histograms)))
     if any(reading.increase.state in {ReadingState.FIRST, ReadingState.RESET} for reading in readings):
         left = 0, 0, 0
@@ -296,9 +296,9 @@ def load_raw_counters(document: Mapping[str, Any], key_type: type[EngineKey | Ro
 
 def _dump_buckets(buckets: Buckets) -> dict[str, Any]:
     edges = ROUTER_LAYOUT if buckets.edges == ROUTER_EDGES else list(buckets.edges)
-    return {"edges": edges, "counts": sorted(buckets.counts.items()), "sum": buckets.sum}
+    return {"edges": edges, "counts": sorted(buckets.counts.items()), "sum": None}  # the previous release reads it
 
 
 def _load_buckets(document: Mapping[str, Any]) -> Buckets:
     edges = ROUTER_EDGES if document["edges"] == ROUTER_LAYOUT else tuple(document["edges"])
-    return Buckets(edges, dict(document["counts"]), document["sum"])
+    return Buckets(edges, dict(document["counts"]))

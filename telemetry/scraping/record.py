@@ -83,7 +83,7 @@ class TargetKind:
 
     @cached_property
     def table(self) -> Table:
-        buckets = (f"{name}_{part}" for name in self.histograms for part in ("layout_id", "at", "counts", "sum_s"))
+        buckets = (f"{name}_{part}" for name in self.histograms for part in ("layout_id", "at", "counts"))
         target = ("at", f"{self.target}_id", *self.key_columns, "state", "interval_s")
         return Table(self.table_name, (*target, *self.counters, *self.gauges, *self.tags, *buckets))
 
@@ -111,7 +111,7 @@ REPLICAS = TargetKind(
     counters=(*COUNTERS, *OPTIONAL_COUNTERS, "first_tokens"),
     gauges=(*GAUGES, *WAITING_REASONS),
     tags=("not_reported",),
-    histograms=("ttft", "itl"),
+    histograms=("ttft",),
 )
 ROUTERS = TargetKind(
     "router",
@@ -132,9 +132,9 @@ ROUTERS = TargetKind(
 
 def _bucket_values(buckets: Buckets | None, layouts: Mapping[Edges, int]) -> tuple[Any, ...]:
     if buckets is None:
-        return (None, None, None, None)
+        return (None, None, None)
     positions = sorted(buckets.counts)
-    return (layouts[buckets.edges], positions, [buckets.counts[position] for position in positions], buckets.sum)
+    return (layouts[buckets.edges], positions, [buckets.counts[position] for position in positions])
 
 
 def store_readings(kind: TargetKind, at: datetime, readings: Iterable[tuple[int, SourceReading[Any]]]) -> None:

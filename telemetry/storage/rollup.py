@@ -161,16 +161,16 @@ def _replace_bins(resolution_s: int, start: datetime, end: datetime) -> None:
     statements += [_insert_sums(rollup, resolution_s, finer) for rollup in SUMS]
     if finer is None:
         for histogram in BY_PART:
-            rows = select_histograms(histogram, BIN_END, f", {histogram.column}_sum_s as sum_s")
+            rows = select_histograms(histogram, BIN_END)
             rows += f" where {within} and {histogram.column}_layout_id is not null"
             statements.append(_insert_histograms(resolution_s, f"'{histogram.kind}'", rows))
         rows = f"""
-            select at, kind, pool, '' as part, '' as reuse, layout_id, positions, counts, sum_s
+            select at, kind, pool, '' as part, '' as reuse, layout_id, positions, counts
             from {histograms(FINEST_S)} where {within} and reuse = ''"""  # noqa: S608
         statements.append(_insert_histograms(resolution_s, f"kind || '{POOL_SUFFIX}'", rows))
     else:
         rows = f"""
-            select {BIN_END} as at, kind, pool, part, reuse, layout_id, positions, counts, sum_s
+            select {BIN_END} as at, kind, pool, part, reuse, layout_id, positions, counts
             from {histograms(finer)} where {within}"""  # noqa: S608
         statements.append(_insert_histograms(resolution_s, "kind", rows))
     with connection.cursor() as cursor:
@@ -196,19 +196,16 @@ def _insert_sums(rollup: Rollup, resolution_s: int, finer: int | None) -> str:
 def _insert_histograms(resolution_s: int, kind: str, rows: str) -> str:
     """Add up histograms of the same kind, key and layout, position by position."""
     return f"""
-        insert into {histograms(resolution_s)} (at, kind, pool, part, reuse, layout_id, positions, counts, sum_s)
+        insert into {histograms(resolution_s)} (at, kind, pool, part, reuse, layout_id, positions, counts)
         with rows as ({rows}),
-        sums as (
-            select at, {kind} as kind, pool, part, reuse, layout_id, sum(sum_s) as sum_s
-            from rows group by 1, 2, 3, 4, 5, 6
-        ),
+        keys as (select distinct at, {kind} as kind, pool, part, reuse, layout_id from rows),
         buckets as (
             select at, {kind} as kind, pool, part, reuse, layout_id, position, sum(n)::bigint as n
             from rows, unnest(positions, counts) as bucket(position, n) group by 1, 2, 3, 4, 5, 6, 7
         )
         select at, kind, pool, part, reuse, layout_id,
             coalesce(array_agg(position order by position) filter (where n is not null), '{{}}'),
-            coalesce(array_agg(n order by position) filter (where n is not null), '{{}}'), min(sum_s)
-        from sums left join buckets using (at, kind, pool, part, reuse, layout_id)
+            coalesce(array_agg(n order by position) filter (where n is not null), '{{}}')
+        from keys left join buckets using (at, kind, pool, part, reuse, layout_id)
         group by 1, 2, 3, 4, 5, 6
         """  # noqa: S608

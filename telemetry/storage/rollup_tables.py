@@ -58,13 +58,10 @@ def _gauge(name: str) -> tuple[Column, ...]:
     return (
         Column(f"{name}_sum", "double precision", name),
         Column(f"{name}_n", "integer", f"({name} is not null)::integer"),
-        Column(f"{name}_min", "double precision", name, "min"),
-        Column(f"{name}_max", "double precision", name, "max"),
     )
 
 
 SCRAPES = (
-    Column("scrapes", "integer", "(state <> 'stale')::integer"),
     Column("stale_scrapes", "integer", "(state = 'stale')::integer"),
     Column("covered_s", "double precision", "case when state <> 'stale' then interval_s end"),
 )
@@ -82,9 +79,8 @@ ENGINES = Rollup(
         *_gauge("running"),
         *_gauge("waiting"),
         *_gauge("kv_usage_ratio"),
-        Column("gap_s", "double precision", "case when state in ('gap', 'reset') then interval_s end", "max"),
         Column("admitted_tokens", "bigint", "case when queries is not null then prompt_tokens end"),
-        *_counts("external_queries", "device_tokens", "host_tokens", "p2p_tokens", "disk_tokens", "other_tokens"),
+        *_counts("device_tokens", "host_tokens", "p2p_tokens", "disk_tokens", "other_tokens"),
         *_counts("prompt_tokens", "generation_tokens", "preemptions", "finished", "first_tokens"),
         *_counts(*OPTIONAL_COUNTERS),
         *(column for name in WAITING_REASONS for column in _gauge(name)),
@@ -101,8 +97,6 @@ ROUTERS = Rollup(
         *_counts("router_error_requests", "cancelled_requests", "usage_reported"),
         Column("prompt_tokens", "bigint", "case when usage_reported > 0 then prompt_tokens end"),
         Column("cached_tokens", "bigint", "case when usage_reported > 0 then cached_tokens end"),
-        *_counts("spilled_requests"),
-        *_counts("predicted_responses", "predicted_prompt_tokens", "predicted_tokens", "predicted_cached_tokens"),
         *_counts("cache_hits", "cache_misses", "cache_bypasses", "cache_prompt_tokens", "cache_generated_tokens"),
     ),
 )
@@ -132,12 +126,11 @@ _ENGINE = """telemetry_reading left join (
 ) owners on of_replica = replica_id left join controlplane_pool on controlplane_pool.id = of_pool"""
 _POOL = "coalesce(controlplane_pool.name, '')"
 ENGINE_TTFT = Histogram("engine_ttft", "ttft", _ENGINE, _POOL, "replica_id::text")
-ENGINE_ITL = Histogram("engine_itl", "itl", _ENGINE, _POOL, "replica_id::text")
 _OF_ALL_POLICIES = "(select * from telemetry_routerreading where policy = '') readings"
 ROUTER_TTFT = Histogram("router_ttft", "ttft", _OF_ALL_POLICIES, "pool", '"group"', "reuse")
 STREAMED_LATENCY = Histogram("streamed_latency", "streamed_latency", _OF_ALL_POLICIES, "pool", '"group"')
 PLAIN_LATENCY = Histogram("plain_latency", "plain_latency", _OF_ALL_POLICIES, "pool", '"group"')
-BY_PART = (ENGINE_TTFT, ENGINE_ITL, ROUTER_TTFT, STREAMED_LATENCY, PLAIN_LATENCY)
+BY_PART = (ENGINE_TTFT, ROUTER_TTFT, STREAMED_LATENCY, PLAIN_LATENCY)
 POOL_SUFFIX = "_pool"  # of a kind: all parts of a pool added up, so that a chart of pools reads few rows
 
 

@@ -53,7 +53,6 @@ class EngineSums:
     covered_s: float | None  # seconds that the increases cover, of the engine with the longest time
     stale: bool  # a scrape failed in this step
     not_reported: bool | None  # the engines have no counters of queries or hits; None: no scrape succeeded
-    gap_s: float | None  # the longest time that one reading covers after missed scrapes or a restart
     queries: int | None  # of readings that know the hits too, so that numerator and denominator match
     hits: int | None
     external_hits: int | None
@@ -79,7 +78,7 @@ class EngineSums:
         return point_state(self.queries, stale=self.stale, not_reported=bool(self.not_reported))
 
 
-ENGINE_COUNTERS = tuple(EngineSums.__dataclass_fields__)[6:]
+ENGINE_COUNTERS = tuple(EngineSums.__dataclass_fields__)[5:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +92,7 @@ class RouterSums:
     failed: int | None  # by a replica or a router
     prompt_tokens: int | None  # of responses that reported their cached tokens
     cached_tokens: int | None
-    spilled_requests: int | None  # overflowed from the preferred replica; None: the strategy has no preferred replica
     usage_reported: int | None  # responses in prompt_tokens
-    predicted_responses: int | None  # responses for which the router predicted a hit; the next three are theirs
-    predicted_prompt_tokens: int | None
-    predicted_tokens: int | None
-    predicted_cached_tokens: int | None
     client_error_requests: int | None  # responses with 4xx
     ok_requests: int | None  # successful responses, whether or not they reported usage
 
@@ -177,11 +171,11 @@ def engine_sums(replica_ids: Sequence[int], window: Window, *, whole: bool = Fal
         f"""
         with by_engine as (
             select replica_id, model, engine, {STEP} as start, sum(covered_s) as covered_s,
-                bool_or(stale_scrapes > 0) as stale, bool_and(not_reported) as not_reported, max(gap_s) as gap_s,
+                bool_or(stale_scrapes > 0) as stale, bool_and(not_reported) as not_reported,
                 {by_engine}
             from {source.sql} readings where {OF_REPLICAS} group by replica_id, model, engine, start
         )
-        select replica_id, start, max(covered_s), bool_or(stale), bool_and(not_reported), max(gap_s), {by_replica}
+        select replica_id, start, max(covered_s), bool_or(stale), bool_and(not_reported), {by_replica}
         from by_engine group by replica_id, start order by replica_id, start
         """,  # noqa: S608 - no part of it comes from outside
         window_parameters(window, whole=whole) | source.parameters | {"ids": list(replica_ids)},

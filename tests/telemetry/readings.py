@@ -60,7 +60,7 @@ def engine_reading(
     **counters: float,
 ) -> None:
     """Store one engine's reading; counters by name, ``ttft`` as {position: count}."""
-    histograms = {} if ttft is None else {"ttft": Buckets(edges, ttft, 1.0)}
+    histograms = {} if ttft is None else {"ttft": Buckets(edges, ttft)}
     if ttft is not None:
         counters["first_tokens"] = sum(ttft.values())
     increase = Increase(state, interval_s, counters, histograms)
@@ -93,7 +93,7 @@ def route_reading(
     ``reuse`` they are of all replicas together.
     """
     observed = {"ttft": ttft, "streamed_latency": streamed, "plain_latency": plain}
-    histograms = {name: Buckets(ROUTER_EDGES, counts, 1.0) for name, counts in observed.items() if counts is not None}
+    histograms = {name: Buckets(ROUTER_EDGES, counts) for name, counts in observed.items() if counts is not None}
     is_timed = any(observed.values())
     key = RouteKey(pool, group, replica, "" if is_timed else "chat", 0 if is_timed else revision or 1)
     if is_timed and revision is not None:

@@ -183,7 +183,7 @@ class EngineNotes:
     is_decode: bool = False
 
     def reports(self, *figures: str) -> bool:
-        """Whether the engine reports all of some figures: columns of ``Reading``, "ttft" or "itl"."""
+        """Whether the engine reports all of some figures: columns of ``Reading``, or "ttft"."""
         if unknown := set(figures) - EXPECTED:
             raise ValueError(f"unknown figures: {', '.join(sorted(unknown))}")
         return not set(figures) & set(self.not_reported)

@@ -19,7 +19,9 @@ def test_each_replica_has_three_hit_rates_and_a_verdict(api, pool):
     router = Router.objects.create(name="router-1", admin_url="http://127.0.0.1:8081", boot="b", last_seen_at=T0)
     router_scraped(router, AT)
     replica = add_replica(pool, name="r1", url="http://127.0.0.1:9101")
-    engine_reading(replica, AT, queries=50_000, hits=0, prompt_tokens=51_000, finished=500, not_reported=["itl"])
+    engine_reading(
+        replica, AT, queries=50_000, hits=0, prompt_tokens=51_000, finished=500, not_reported=["disk_tokens"]
+    )
     counted = {"requests": 500, "usage_reported": 500, "prompt_tokens": 50_000, "cached_tokens": 20_000}
     route_reading(router, AT, replica="r1", **counted)
 
@@ -29,7 +31,7 @@ def test_each_replica_has_three_hit_rates_and_a_verdict(api, pool):
     assert row["engine"] == {"ratio": 0.0, "requests": 500}
     assert row["responses"] == {"ratio": 0.4, "requests": 500}
     assert row["prediction"] == {"ratio": None, "requests": None}
-    assert (row["not_eligible_tokens"], row["not_reported"]) == (1000, ["itl"])
+    assert (row["not_eligible_tokens"], row["not_reported"]) == (1000, ["disk_tokens"])
 
 
 def test_a_window_of_more_than_a_day_is_rejected(api, pool):

@@ -46,7 +46,6 @@ def test_a_real_engine_after_its_load():
     assert not [name for name in engine.counters if name.startswith("block_")], "unknown without --kv-cache-metrics"
     assert "iteration" not in str(engine.counters)  # H14: vllm:iteration_tokens_total is a histogram
     assert engine.histograms["ttft"].total == 179
-    assert engine.histograms["ttft"].sum == pytest.approx(872.396)
     assert (sample.facts.block_tokens, sample.facts.capacity_blocks) == (32, 2048)
     assert sample.started_s == pytest.approx(1_795_195_497.23)
     assert engine.created_s == pytest.approx(1_795_195_532.9167)

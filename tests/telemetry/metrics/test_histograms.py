@@ -36,7 +36,7 @@ def observed(edges, values):
     for value in values:
         position = sum(edge < value for edge in edges)
         found[position] = found.get(position, 0) + 1
-    return Buckets(edges, found, sum(values))
+    return Buckets(edges, found)
 
 
 def test_a_real_engine_has_its_documented_edges():
@@ -48,9 +48,9 @@ def test_a_real_engine_has_its_documented_edges():
 
 
 def test_cumulative_counts_become_counts_per_bucket():
-    buckets = from_cumulative([(0.5, 3), (0.1, 1), (math.inf, 6), (1.0, 3), (5.0, 5)], 9.0)
+    buckets = from_cumulative([(0.5, 3), (0.1, 1), (math.inf, 6), (1.0, 3), (5.0, 5)])
 
-    assert buckets == Buckets(EDGES, {0: 1, 1: 2, 3: 2, 4: 1}, 9.0)
+    assert buckets == Buckets(EDGES, {0: 1, 1: 2, 3: 2, 4: 1})
     assert buckets.total == 6
 
 
@@ -109,10 +109,10 @@ def test_the_share_at_an_edge_is_exact_and_elsewhere_unknown():
 
 def test_different_edges_merge_on_the_common_ones_and_are_marked():
     """T3: identical edges merge exactly."""
-    same = merge([Buckets(EDGES, {0: 1, 4: 2}, 3.0), Buckets(EDGES, {0: 2}, 1.0)])
+    same = merge([Buckets(EDGES, {0: 1, 4: 2}), Buckets(EDGES, {0: 2})])
     different = merge([Buckets((0.1, 0.5, 1.0), {0: 1, 1: 2, 3: 4}), Buckets((0.3, 1.0), {0: 5, 1: 6, 2: 7})])
 
-    assert (same.buckets, same.exact) == (Buckets(EDGES, {0: 3, 4: 2}, 4.0), True)
+    assert (same.buckets, same.exact) == (Buckets(EDGES, {0: 3, 4: 2}), True)
     assert (different.buckets, different.exact) == (Buckets((1.0,), {0: 1 + 2 + 5 + 6, 1: 4 + 7}), False)
 
 

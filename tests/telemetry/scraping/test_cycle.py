@@ -68,7 +68,7 @@ def test_a_reading_names_what_the_engine_does_not_report(pool, metrics_server):
 
     first, second, failed = Reading.objects.order_by("at")
     assert not {"hits", "ttft"} & set(first.not_reported)
-    assert {"hits", "ttft", "itl", "device_tokens", "preemptions"} <= set(second.not_reported)
+    assert {"hits", "ttft", "device_tokens", "preemptions"} <= set(second.not_reported)
     assert "queries" not in second.not_reported
     assert (second.queries, second.hits) == (5, None)
     assert failed.not_reported is None

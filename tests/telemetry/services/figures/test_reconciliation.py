@@ -96,13 +96,13 @@ def test_an_engine_s_notes_name_what_it_lacks_and_what_skews_it(pool, replicas):
     scraped(old, AT, engine="vllm", version="0.32.0")
     scraped(new, AT, engine="vllm", version="0.33.0")
     scraped(decode, AT, engine="sglang", role="decode")
-    engine_reading(old, AT, engine="0", not_reported=["external_hits", "itl"], queries=1, hits=1)
-    engine_reading(old, AT, engine="1", not_reported=["itl"], queries=1, hits=1)
+    engine_reading(old, AT, engine="0", not_reported=["external_hits", "disk_tokens"], queries=1, hits=1)
+    engine_reading(old, AT, engine="1", not_reported=["disk_tokens"], queries=1, hits=1)
     gap(old, AT + timedelta(seconds=5))
 
     notes = engine_notes(fleet_of(old.pool), MINUTE)
 
-    assert (notes[old.pk].not_reported, notes[old.pk].reports("itl")) == (("itl",), False)
+    assert (notes[old.pk].not_reported, notes[old.pk].reports("disk_tokens")) == (("disk_tokens",), False)
     assert notes[old.pk].reports("external_hits", "hits")
     assert "each time it tries to schedule it" in notes[old.pk].notes[0]
     assert notes[new.pk] == EngineNotes("vLLM", "0.33.0")

@@ -416,21 +416,6 @@ def test_histograms_by_reuse_are_not_counted_twice(pool, router):
     }
 
 
-def test_predicted_and_reported_cached_tokens_are_summed(pool, router):
-    at = T0 + timedelta(seconds=5)
-    router_scraped(router, at)
-    compared = {"predicted_responses": 2, "predicted_prompt_tokens": 90, "predicted_tokens": 80}
-    for replica in ("r1", "r2"):
-        route_reading(
-            router, at, replica=replica, requests=3, spilled_requests=1, predicted_cached_tokens=70, **compared
-        )
-
-    ((row,), _) = sums.router_sums([pool.name], MINUTE)
-
-    assert (row.spilled_requests, row.predicted_responses, row.predicted_prompt_tokens) == (2, 4, 180)
-    assert (row.predicted_tokens, row.predicted_cached_tokens) == (160, 140)
-
-
 def test_a_group_s_figures_say_which_share_of_the_responses_they_rest_on(pool, router):
     at = T0 + timedelta(seconds=5)
     router_scraped(router, at)
