@@ -12,9 +12,8 @@ from telemetry.alerts.message import alert_labels
 from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import record_transition, resolve
 from telemetry.models import Alert, AlertRule, AlertTransition, RuleKind
-from telemetry.services.alerts.alerts import acknowledge
+from telemetry.services.alerts.alerts import acknowledge, create_silence
 from telemetry.services.alerts.rules import create_rule
-from telemetry.services.alerts.silences import create_silence
 
 CAUSE = {
     "kind": "prompt_changed",

@@ -14,9 +14,9 @@ from controlplane.schema_fields import json_schemas
 from telemetry.alerts.kinds import KINDS
 from telemetry.api.serializers import MATCHERS, MatcherField
 from telemetry.models import Alert, AlertHistoryEntry, AlertRule, RuleKind, Severity, Silence, SuppressionReason
+from telemetry.services.alerts.alerts import conditions
 from telemetry.services.alerts.previews import DAYS, MAX_DAYS
 from telemetry.services.alerts.rules import effective_settings
-from telemetry.services.alerts.silences import conditions
 
 
 class RuleSettingsField(serializers.DictField):

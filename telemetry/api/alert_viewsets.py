@@ -25,7 +25,7 @@ from controlplane.api.viewsets.base import (
 from telemetry.api import alert_serializers as s
 from telemetry.api.viewsets import AlertRuleFilter
 from telemetry.models import Alert, AlertRule, Silence
-from telemetry.services.alerts import alerts, previews, rules, silences
+from telemetry.services.alerts import alerts, previews, rules
 from telemetry.services.alerts.alerts import AlertFilter
 
 
@@ -99,8 +99,8 @@ class SilenceViewSet(UpdateMixin, DestroyMixin, ReadViewSet[Silence]):
     queryset = Silence.objects.select_related("project", "created_by")
     serializer_class = s.SilenceSerializer
     change_input = s.SilenceChange
-    update_row = staticmethod(silences.update_silence)
-    remove_row = staticmethod(silences.end_silence)
+    update_row = staticmethod(alerts.update_silence)
+    remove_row = staticmethod(alerts.end_silence)
     lookup_value_regex = NUMBER
     descriptions: ClassVar = {
         "partial_update": "Change the end or the comment.",
@@ -111,7 +111,7 @@ class SilenceViewSet(UpdateMixin, DestroyMixin, ReadViewSet[Silence]):
     def create(self, request: Request) -> Response:
         """Silence alerts by their labels until a time."""
         params = _check_project(request, validated_body(s.SilenceInput, request))
-        silence = silences.create_silence(**params, by=signed_in_user(request))
+        silence = alerts.create_silence(**params, by=signed_in_user(request))
         return Response(s.SilenceSerializer(silence).data, status.HTTP_201_CREATED)
 
     @extend_schema(request=s.SilencePreviewInput, responses=s.SilencePreview)
@@ -120,7 +120,7 @@ class SilenceViewSet(UpdateMixin, DestroyMixin, ReadViewSet[Silence]):
         """Alerts that the silence would match now; nothing is stored."""
         params = _check_project(request, validated_body(s.SilencePreviewInput, request))
         candidates = visible(actor(request), alerts.open_alerts())
-        matching = silences.matching_alerts(params["matchers"], project=params.get("project"), candidates=candidates)
+        matching = alerts.matching_alerts(params["matchers"], project=params.get("project"), candidates=candidates)
         return Response({"alerts": s.AlertSerializer(matching, many=True).data})
 
 

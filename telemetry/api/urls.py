@@ -5,10 +5,8 @@ from rest_framework.routers import SimpleRouter
 
 from telemetry.api import alert_viewsets, viewsets
 from telemetry.api.breakdown import BreakdownView, ReconciliationView
-from telemetry.api.capacity import CapacityView, ResponseCachesView, ScalingView
-from telemetry.api.heartbeat import HeartbeatViewSet
-from telemetry.api.metrics_servers import MetricsServerViewSet
-from telemetry.api.reports import ReportView, ValueView
+from telemetry.api.capacity import CapacityView, ReportView, ResponseCachesView, ScalingView, ValueView
+from telemetry.api.metrics_servers import HeartbeatViewSet, MetricsServerViewSet
 from telemetry.api.what_ifs import WhatIfViewSet
 
 router = SimpleRouter(trailing_slash=False)

@@ -33,9 +33,8 @@ from telemetry.alerts.remedies import present_remedy
 from telemetry.causes import CauseKind
 from telemetry.matchers import Matcher, Value
 from telemetry.models import Alert, AlertRule, AlertState, AlertTransition, Notification, RuleKind, Severity, Silence
-from telemetry.services.alerts import silences as service
-from telemetry.services.alerts.alerts import AlertFilter, acknowledge, open_alerts, resolved_alerts, unacknowledge
-from telemetry.services.alerts.alerts import alerts as all_alerts
+from telemetry.services.alerts import alerts as service
+from telemetry.services.alerts.alerts import open_alerts
 from telemetry.services.alerts.previews import preview_period
 from telemetry.services.alerts.rules import rules
 from telemetry.web.breakdown_figures import draw
@@ -88,7 +87,7 @@ def _policies_of_causes(request: HttpRequest, alerts: Iterable[Alert]) -> dict[s
 
 
 def _resolved(request: HttpRequest) -> dict[str, Any]:
-    filters = AlertFilter(request.GET, queryset=viewable(request, resolved_alerts()).order_by("-pk"))
+    filters = service.AlertFilter(request.GET, queryset=viewable(request, service.resolved_alerts()).order_by("-pk"))
     older = int_parameter(request, "older")
     alerts = filters.qs if filters.is_valid() else Alert.objects.none()
     page, last = first_page(alerts.filter(pk__lt=older) if older else alerts, PAGE)
@@ -169,7 +168,7 @@ def alert_acknowledge(request: HttpRequest, alert_id: int) -> HttpResponse:
     """Acknowledge an alert."""
     alert = get_object_or_404(Alert, pk=alert_id)
     with errors_as_messages(request):
-        acknowledge(alert, by=current_user(request), note=request.POST.get("note", ""))
+        service.acknowledge(alert, by=current_user(request), note=request.POST.get("note", ""))
         messages.success(request, "You acknowledged the alert. No further notifications are sent for it.")
     page = request.POST.get("next", "")  # where the status strip was
     is_own = page.startswith("/") and url_has_allowed_host_and_scheme(page, allowed_hosts=None)
@@ -181,7 +180,7 @@ def alert_unacknowledge(request: HttpRequest, alert_id: int) -> HttpResponse:
     """Undo the acknowledgement of an alert."""
     alert = get_object_or_404(Alert, pk=alert_id)
     with errors_as_messages(request):
-        unacknowledge(alert, by=current_user(request))
+        service.unacknowledge(alert, by=current_user(request))
         messages.success(request, "The alert is no longer acknowledged. Notifications are repeated.")
     return redirect("telemetry:alert", alert_id)
 
@@ -206,7 +205,7 @@ def silence_new(request: HttpRequest) -> HttpResponse:
     """Create a silence, with a preview of what it matches; or one for each of several alerts in the URL."""
     texts = request.GET.getlist("alert")
     numbers = {int(text) for text in texts if text.isascii() and text.isdigit() and len(text) < 19}
-    rows = all_alerts().select_related("pool__project").filter(pk__in=numbers if len(numbers) <= PAGE else ())
+    rows = service.alerts().select_related("pool__project").filter(pk__in=numbers if len(numbers) <= PAGE else ())
     alerts = list(manageable(request, rows))
     several = alerts if len(numbers) > 1 else []
     if len(numbers) > 1 and not several:

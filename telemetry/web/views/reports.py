@@ -25,10 +25,10 @@ from telemetry.services.lab.reports import Report, WindowComparison, events_betw
 from telemetry.services.lab.sizing import create_sweep, newest_sweep, open_sweep, sizing_of
 from telemetry.services.lab.value import STEPS, Value, ValueReport, changes_of, period_name, value_of
 from telemetry.services.lab.what_ifs import prediction_of
-from telemetry.web.lab_figures import sweep_figure
 from telemetry.web.ranges import length_s, page_state
 from telemetry.web.tags import report_change
 from telemetry.web.views.what_ifs import WINDOWS
+from telemetry.web.what_if_figures import sweep_figure
 
 SPANS = {"1h": "1 hour", "6h": "6 hours", "24h": "24 hours", "7d": "7 days"}
 DEFAULT = "24h"

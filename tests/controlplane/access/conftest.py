@@ -18,7 +18,7 @@ from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, save_draft
 from controlplane.services.routers import announce
 from telemetry.models import Alert, AlertRule, Notification
-from telemetry.services.alerts.silences import create_silence
+from telemetry.services.alerts.alerts import create_silence
 from telemetry.services.lab.what_ifs import create_what_if
 from telemetry.services.metrics_servers import create_server
 from telemetry.services.navigation import create_shared_link

@@ -22,9 +22,8 @@ from telemetry.alerts.pipeline import resolve
 from telemetry.channels.enqueue import enqueue_missed
 from telemetry.channels.message_text import lines
 from telemetry.models import Alert, AlertRule, Notification
-from telemetry.services.alerts.alerts import acknowledge, unacknowledge
+from telemetry.services.alerts.alerts import acknowledge, create_silence, end_silence, matching_alerts, unacknowledge
 from telemetry.services.alerts.rules import create_rule, update_rule
-from telemetry.services.alerts.silences import create_silence, end_silence, matching_alerts
 from telemetry.services.notifications.channels import create_channel, update_channel
 from tests.telemetry.conftest import T0
 

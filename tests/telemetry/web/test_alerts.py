@@ -15,9 +15,8 @@ from telemetry.alerts.message import alert_labels, alert_payload, describe
 from telemetry.alerts.notifications import notify_due
 from telemetry.channels.message_text import links
 from telemetry.models import Alert, AlertRule, AlertState, RouterReading, Silence
-from telemetry.services.alerts.alerts import open_alerts
+from telemetry.services.alerts.alerts import matching_alerts, open_alerts
 from telemetry.services.alerts.rules import create_rule, ensure_default_rules
-from telemetry.services.alerts.silences import matching_alerts
 from telemetry.services.notifications.channels import create_channel, update_channel
 from telemetry.web.pages import _urgency
 from telemetry.web.views import alerts as views
