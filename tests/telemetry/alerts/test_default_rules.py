@@ -257,15 +257,6 @@ def test_a_store_of_response_caches_that_is_down_explains_fewer_hits(cached):
     assert down.state == AlertState.RESOLVED
 
 
-def test_fewer_hits_of_a_response_cache_are_found_whatever_the_cause(cached):
-    cached.store_up = None
-    assert cached.run(360) == set()
-    cached.cache_hit_ratio = 0.4
-    assert cached.run(150) == {"cache_share_drop"}
-    (alert,) = Alert.objects.filter(state=AlertState.FIRING)
-    assert alert.summary.startswith("The share that the response cache of pool chat answers fell from")
-
-
 def test_a_killed_replica_is_notified_once_and_not_again_as_ejected(fleet):
     assert fleet.run(60) == set()
     fleet.down = {"gpu-1"}

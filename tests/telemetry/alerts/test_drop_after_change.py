@@ -51,28 +51,6 @@ def fired_after(pool, start_s, end_s):
     return None
 
 
-@pytest.mark.parametrize("days", [0, 7])
-def test_a_drop_ten_minutes_after_an_improvement_fires_within_90_s(pool, r1, days):
-    """45 %, then a better policy with 82 %, and after ten minutes one with 41 %, below all that there was.
-
-    A median of the last hour, or of this hour of the days before, still lies at 45 %.
-    """
-    rng = random.Random(16)
-    with stored_together():
-        for day in range(1, days + 1):
-            for minute in range(-30, 31, 10):
-                engine_reading(r1, at(60 * minute) - timedelta(days=day), queries=600_000, hits=270_000, finished=600)
-    readings(r1, -3000, 0, 0.45, rng)
-    readings(r1, 0, 600, 0.82, rng)
-    assert fired_after(pool, 540, 600) is None
-    readings(r1, 600, 720, 0.41, rng)
-
-    assert fired_after(pool, 600, 690) is not None
-    alert = Alert.objects.get(state="firing")
-    assert alert.baseline == pytest.approx(0.82, abs=0.03)
-    assert alert.value == pytest.approx(0.41, abs=0.05)
-
-
 def test_a_drop_of_a_pool_whose_requests_have_no_task_group_fires(pool, r1):
     """Routers tell of the group "": it counts as any other."""
     router = announce(name="router-1", boot="b", admin_url="http://10.0.0.9:8081")

@@ -35,14 +35,6 @@ def test_hit_rate_floor_compares_with_a_fixed_value(newest, expected):
     assert results(evaluated("hit_rate_floor", past(300, windows={"": [newest]}))) == {"": expected}
 
 
-def test_a_rule_of_a_task_group_evaluates_only_this_group():
-    history = past(300, windows={"": [window(0.9)], "coding": [window(0.2)]})
-
-    assert only(evaluated("hit_rate_floor", history, "coding")).result is BREACH
-    assert only(evaluated("hit_rate_floor", history)).result is OK
-    assert only(evaluated("hit_rate_floor", history, "unheard-of")).reason is Reason.NO_READINGS
-
-
 def responses_of(delivered, predicted=None, requests=200):
     """Responses of a replica, all of which reported their cached tokens."""
     tokens = 1_000_000

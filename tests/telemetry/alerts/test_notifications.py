@@ -19,7 +19,6 @@ from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import alert_labels
 from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import resolve
-from telemetry.channels.enqueue import enqueue_missed
 from telemetry.channels.message_text import lines
 from telemetry.models import Alert, AlertRule, Notification
 from telemetry.services.alerts.alerts import acknowledge, create_silence, end_silence, matching_alerts, unacknowledge
@@ -285,12 +284,6 @@ def test_an_ejection_that_ended_with_an_outage_is_not_notified_after_it(pool, ch
     assert fresh(ejected).notified_at == at(31)
 
 
-def test_an_ended_ejection_without_an_outage_is_notified(pool, channel):
-    ejected = firing(pool, "replica_ejected", subject="r1")
-    notify_due(at(10), {ejected.pk: replace(BROKEN, has_ended=True)})
-    assert fresh(ejected).notified_at == at(10)
-
-
 @pytest.mark.parametrize(
     ("drop_since", "seconds", "is_suppressed"),
     [
@@ -443,13 +436,6 @@ def test_a_channel_that_is_added_while_alerts_fire_gets_these_once_and_their_end
     resolve(fresh(second), at(35))
     notify_due(at(35))
     assert kinds_of(narrow)[1:] == [("resolved", 1)]
-
-
-def test_a_channel_that_is_added_while_nothing_fires_has_caught_up(pool, channel):
-    assert channel.catches_up
-    enqueue_missed({}, at(5), sequences={})
-    channel.refresh_from_db()
-    assert not channel.catches_up
 
 
 def test_a_channel_that_heard_nothing_of_an_alert_hears_nothing_of_its_end(pool, channel):

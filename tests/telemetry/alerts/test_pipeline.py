@@ -1,11 +1,10 @@
 """Evaluation of rules on stored readings: alerts, events and the outbox, with each transition stored once."""
 
-import threading
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
-from django.db import IntegrityError, connection, connections, transaction
+from django.db import IntegrityError, connection, transaction
 
 from controlplane.models import Event, ReplicaState
 from controlplane.services.fleet.pools import create_pool
@@ -16,7 +15,7 @@ from telemetry.alerts.findings import Result
 from telemetry.alerts.history import requests_around
 from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import last_evaluation
-from telemetry.models import Alert, AlertHistoryEntry, AlertRule, AlertState, Notification
+from telemetry.models import Alert, AlertHistoryEntry, AlertRule, Notification
 from telemetry.services.alerts import rules
 from telemetry.services.alerts.explanations import evaluate_alerts, explain_drops
 from telemetry.services.notifications.channels import create_channel
@@ -362,33 +361,6 @@ def test_a_second_evaluator_does_nothing_while_the_first_runs(rule):
         assert not evaluate_alerts(T0)
         other.execute("select pg_advisory_unlock(%s)", [EVALUATE])
         assert evaluate_alerts(T0)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_concurrent_evaluators_create_one_alert_and_one_notification():
-    pool = create_pool("race")
-    rule = rules.update_rule(AlertRule.objects.get(pool=pool, kind="hit_rate_drop"), settings={**SETTINGS, "for_s": 0})
-    create_channel("ops", config={"url": "https://hooks.example/x"})
-    replica = add_replica(pool, name="r1", url="http://127.0.0.1:9101")
-    traffic(replica, 0, 240, 0.8)
-    traffic(replica, 240, 300, 0.1)
-    start = threading.Barrier(8)
-
-    def run():
-        try:
-            start.wait(timeout=10)
-            evaluate(rule, 300)
-        finally:
-            connections.close_all()
-
-    threads = [threading.Thread(target=run) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=20)
-
-    assert states() == [AlertState.FIRING]
-    assert Notification.objects.count() == 1
 
 
 def test_an_evaluation_costs_as_many_queries_whatever_the_number_of_pools_and_rules(

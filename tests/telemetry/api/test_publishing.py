@@ -57,11 +57,6 @@ def test_the_diff_says_what_speaks_against_publishing(api, draft):
     assert api.get("/api/v1/policies/chat/diff").json()["finding"] is None
 
 
-def test_a_revert_needs_no_prediction(api, draft):
-    api.post(PUBLISH, {"override_reason": "a test"})
-    assert api.post("/api/v1/policies/chat/revert", {"revision": 1}).status_code == 202
-
-
 def test_the_requirement_is_a_setting_of_the_pool(api, draft):
     shown = api.get("/api/v1/pools/chat").json()["what_if"]
     assert shown == {

@@ -87,17 +87,6 @@ def test_requests_errors_and_tokens_are_sums_over_each_step(api, pool):
     assert series_values(api, metric="cached_tokens", by="pool") == {"chat": [60, 0, None]}
 
 
-def test_latency_of_plain_and_streamed_responses_are_separate_series(api, pool):
-    router = Router.objects.create(name="router-1", admin_url="http://127.0.0.1:8081", boot="b", last_seen_at=T0)
-    route_reading(router, T0 + timedelta(seconds=5), plain={100: 4})
-
-    assert {label: values[0] is not None for label, values in series_values(api, metric="latency").items()} == {
-        "p50 (router)": True,
-        "p95 (router)": True,
-    }
-    assert series_values(api, metric="latency", by="streamed")["p50 (router)"] == [None, None, None]
-
-
 @pytest.mark.parametrize(
     ("query", "pointer"),
     [

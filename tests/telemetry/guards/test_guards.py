@@ -15,12 +15,12 @@ from controlplane.models import ConfigSnapshot, RolloutState
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
-from controlplane.services.policies.rollout_plans import GuardLimits, RolloutPlan, make_plan
+from controlplane.services.policies.rollout_plans import RolloutPlan, make_plan
 from controlplane.services.policies.rollouts import PAST_FIGURE, Verdict, advance_rollouts, pause_rollout
 from controlplane.services.routers import announce, record_ack
 from routing.schema import PREFIX_SPACE, split_position, split_seed
 from telemetry.guards import measurement
-from telemetry.guards.measurement import COLLECTED_S, analyze_rollouts, bin_length_s, measure
+from telemetry.guards.measurement import COLLECTED_S, analyze_rollouts, measure
 from telemetry.storage.locks import GUARD, advisory_lock
 from tests.telemetry.conftest import T0
 from tests.telemetry.stored_decisions import decision, store
@@ -134,18 +134,6 @@ def test_no_analysis_during_warm_up(pool, routers, begin, time_machine):
     assert rollout.readings_at == T0 + timedelta(minutes=4, seconds=COLLECTED_S)
 
 
-def test_a_canary_with_slow_plain_responses_is_rolled_back(pool, routers, begin, time_machine):
-    rollout = begin(by_share(pool))
-    an_hour_before(routers[0], plain=FAST)
-    traffic(routers[0], range(8), 1, plain=FAST)
-    traffic(routers[1], range(8), 2, plain=SLOW)
-    readings = judged(rollout, time_machine, 8)
-
-    assert rollout.state == RolloutState.ROLLED_BACK
-    assert readings["plain_latency_p95_s"]["verdict"] == Verdict.FAILED
-    assert "ttft_p95_s" not in readings
-
-
 def test_a_harmful_canary_is_rolled_back_with_its_figures(pool, routers, begin, time_machine):
     rollout = begin(by_share(pool))
     an_hour_before(routers[0])
@@ -178,28 +166,6 @@ def test_errors_and_latency_roll_back(pool, routers, begin, time_machine, name, 
     traffic(routers[0], range(8), 2, **harm)
     assert judged(rollout, time_machine, 8)[name]["verdict"] == Verdict.FAILED
     assert rollout.state == RolloutState.ROLLED_BACK
-
-
-def test_prompts_that_always_hit_less_do_not_count_against_a_share(pool, routers, begin, time_machine):
-    rollout = begin(by_share(pool))
-    traffic(routers[0], range(-40, 0), 1, prompts=PREFIXES[True], hit_rate=0.3)
-    traffic(routers[0], range(-40, 0), 1, prompts=PREFIXES[False], hit_rate=0.7)
-    traffic(routers[0], range(20), 1, hit_rate=0.7)
-    traffic(routers[1], range(20), 2, hit_rate=0.3)
-    hits = judged(rollout, time_machine, 20)["hit_rate"]
-    assert rollout.state != RolloutState.ROLLED_BACK
-    assert hits["limit"] == pytest.approx(0.25, abs=0.05)
-
-
-def test_a_bad_revision_on_lucky_prompts_is_rolled_back(pool, routers, begin, time_machine):
-    rollout = begin(by_share(pool))
-    traffic(routers[0], range(-30, 0), 1, prompts=PREFIXES[True], hit_rate=0.9)
-    traffic(routers[0], range(-30, 0), 1, prompts=PREFIXES[False], hit_rate=0.4)
-    traffic(routers[0], range(10), 1, hit_rate=0.4)
-    traffic(routers[1], range(10), 2, hit_rate=0.6)
-    hits = judged(rollout, time_machine, 10)["hit_rate"]
-    assert (hits["verdict"], rollout.state) == (Verdict.FAILED, RolloutState.ROLLED_BACK)
-    assert hits["canary"] > hits["baseline"]
 
 
 def test_a_boundary_of_the_policy_s_own_leaves_the_past_out(pool, routers, begin, time_machine):
@@ -333,8 +299,3 @@ def test_two_workers_do_not_analyze_at_once(pool, routers, begin):
         thread.start()
         thread.join(20)
     assert counted == [0]
-
-
-def test_bins_are_minutes_or_shorter_for_a_short_stage():
-    assert [bin_length_s(observe_s) for observe_s in (0, 60, 300, 600, 86_400)] == [10.0, 10.0, 30.0, 60.0, 60.0]
-    assert GuardLimits().warm_up_s == 120

@@ -129,13 +129,6 @@ def test_the_newer_half_differs_less_while_round_robin_warms_its_caches():
     assert found.newer_difference < found.difference / 2
 
 
-def test_nothing_reused_gives_no_hits_in_either():
-    rng = random.Random(6)
-    found = compared([request(n, [rng.getrandbits(64) for _ in range(9)]) for n in range(90)])
-
-    assert found == Placements(60, 0.0, 0.0, 0.0, 0.0)
-
-
 def test_a_sample_of_the_blocks_gives_the_same_difference_within_its_error():
     requests = traffic(3000)
     exact, estimated = compared(requests), compared(sampled(requests, 0.125))

@@ -52,11 +52,6 @@ def test_the_break_even_length_follows_from_latency_and_bandwidth(latency_s, byt
     assert break_even_tokens(CacheTier("t", "T", latency_s, bytes_per_s), kv_bytes, rate) == expected
 
 
-def test_at_the_break_even_length_fetching_takes_as_long_as_computing():
-    length = break_even_tokens(CPU, KV, 8000)
-    assert CPU.latency_s + length * KV / CPU.bytes_per_s == pytest.approx(length / 8000)
-
-
 def test_gaps_are_summed_by_length():
     found = gaps(0, 100, 2000, 2000)
     assert found.sums[0] == (0.0, 3, 4100)
@@ -127,17 +122,6 @@ def test_too_few_requests_are_a_missing_input():
     found = advise(CPU, replace(SITUATION, gaps=gaps(*[2000] * 99)))
     assert found.advice == Advice.UNKNOWN
     assert "99 were examined" in found.needs[0]
-
-
-def test_a_tier_that_is_slower_for_each_token_never_wins():
-    found = advise(CPU, replace(SITUATION, prefill_rate=200_000))
-    assert (found.never_wins, found.break_even_tokens) == (True, None)
-    assert "at any length" in found.summary
-
-
-def test_without_a_price_only_time_is_known():
-    found = advise(CPU, replace(SITUATION, price=None))
-    assert (found.money_per_day, found.advice) == (None, Advice.WORTH_IT)
 
 
 def test_tiers_take_given_values_instead_of_the_defaults():

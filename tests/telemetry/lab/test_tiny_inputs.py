@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from telemetry.lab.breakdown import TERMS, Sums, breakdown_from, caveats, summary
 from telemetry.lab.cache_grid import CacheGrid
-from telemetry.lab.caches import BlockNumbers, Chains, best_of, place_ideally, run_lru, unbounded
-from telemetry.lab.chains import HASHES, Prompts, Requests, depth_error
+from telemetry.lab.caches import Chains, best_of, place_ideally, run_lru, unbounded
+from telemetry.lab.chains import HASHES, Requests
 from telemetry.lab.prefix_tree import RequestPath, build_tree
-from telemetry.lab.replay import HORIZON_S, BinSums, Replay, dump, load
+from telemetry.lab.replay import HORIZON_S, BinSums, Replay
 from telemetry.lint.differences import compare
 from telemetry.lint.findings import describe, lint
 from telemetry.lint.structure import PromptStructure
@@ -60,7 +60,6 @@ def numbered(prompts: list[list[int]]) -> Chains:
 EMPTY = np.empty(0, np.int64)
 CHAINED = ((0,), (0, 1), (0, 1, 2), (0, 3), (4,))  # a block stands for all that comes before it
 PROMPTS = st.lists(st.sampled_from(CHAINED).map(lambda prompt: list(reversed(prompt))), max_size=3)
-ROOMS = st.dictionaries(st.sampled_from(("r0", "r1")), st.sampled_from((0, 1, HASH_TOKENS, 4 * HASH_TOKENS)))
 
 
 @pytest.mark.parametrize("rooms", [None, {"r0": 640, "r1": 640}], ids=["unknown rooms", "known rooms"])
@@ -76,23 +75,6 @@ def test_a_prompt_shorter_than_a_block_reuses_nothing_and_stops_nothing(rooms, r
     sums = tally.result(replay.ratio)[""]
     assert sums.requests == 4
     assert sums.reachable == pytest.approx(2 * HASH_TOKENS + 16, abs=HASH_TOKENS)
-
-
-@given(st.lists(st.lists(requests(), max_size=3), max_size=4), st.one_of(st.none(), ROOMS), st.integers(1, 30))
-@settings(max_examples=60, deadline=None)
-def test_a_replay_takes_any_requests_and_survives_its_bytes(spans, rooms, minutes):
-    replay, tally = Replay(None), BinSums()
-    for some in spans:
-        told = in_order_of_time(some)
-        replay.resize(rooms)
-        replay.learn(told, minutes)
-        replay.use(told, tally)
-        replay, tally = load(dump(replay, tally))
-    count = sum(len(some) for some in spans)
-    assert sum(sums.requests for sums in tally.result(replay.ratio).values()) == count
-    for sums in tally.result(replay.ratio).values():
-        assert all(math.isfinite(float(getattr(sums, name))) for name in ("prompt_tokens", "sampling_error", *TERMS))
-        assert_breakdown_is_whole(sums, replay.ratio)
 
 
 def assert_breakdown_is_whole(sums: Sums, ratio: float) -> None:
@@ -132,23 +114,6 @@ def test_caches_take_any_prompts(earlier, prompts, room):
     placed = place_ideally([one.content, EMPTY], [room, room], [0.0, 0.0], chains)
     assert len(placed.best) == len(prompts)
     assert all(len(blocks) <= room for blocks in placed.contents)
-
-
-def test_numbers_of_no_blocks():
-    none = np.empty(0, np.uint64)
-    assert BlockNumbers(none).of(none).tolist() == []
-    assert BlockNumbers(none, none).hashes(EMPTY).tolist() == []
-
-
-@given(st.lists(requests(), max_size=3), st.sampled_from((1.0, 0.5, 2.0**-20)))
-def test_columns_of_any_requests(some, ratio):
-    told = in_order_of_time(some)
-    together = Requests.concatenated([told, columns([]), told])
-    assert len(together) == 2 * len(told)
-    thinned = told.sampled(ratio)
-    prompts = Prompts.of(thinned, thinned.estimates, ratio)
-    assert np.isfinite(prompts.cached_tokens(thinned.lengths)).all()
-    assert math.isfinite(depth_error(ratio))
 
 
 @given(

@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from telemetry.metrics.counters import RawCounters, ReadingState, increase
 from telemetry.metrics.histograms import Buckets
@@ -133,47 +131,3 @@ def test_late_and_duplicate_scrapes_have_no_increase_and_a_clock_set_back_starts
 def test_the_block_rounding_limit_of_one_prompt(tokens, percent):
     """H7, at block 16"""
     assert round(100 * cacheable_tokens(tokens, 16) / tokens, 1) == percent
-
-
-# What happens between two scrapes, and the (queries, hits) counted meanwhile.
-kinds = st.sampled_from(["traffic", "restart", "gap", "duplicate", "late"])
-histories = st.lists(st.tuples(kinds, st.integers(0, 50), st.integers(0, 50)), max_size=30)
-
-
-def play(history, *, has_start):
-    """The scrapes in order of arrival, and the queries that no scrape contains."""
-    queries = hits = unseen = lost = 0
-    started = 1000.0
-    scrapes, previous = [scrape(0, 0, 0, started_s=started if has_start else None)], None
-    for number, (kind, more, at_most) in enumerate(history, start=1):
-        if kind == "restart":
-            lost, unseen, started = lost + unseen, 0, started + 100
-            queries = hits = 0
-        queries, hits, unseen = queries + more, hits + min(more, at_most), unseen + more
-        current = scrape(10 * number, queries, hits, started_s=started if has_start else None)
-        if kind == "gap":
-            continue
-        if kind == "late" and previous is not None:
-            scrapes.append(previous)
-        scrapes += [current] * (2 if kind == "duplicate" else 1)
-        unseen, previous = 0, current
-    return scrapes, lost + unseen
-
-
-@given(history=histories)
-def test_totals_are_exact_except_for_what_a_restart_loses_and_intervals_cover_the_time(history):
-    """H8, H9, H10: gaps, duplicates and late scrapes lose nothing."""
-    scrapes, missing = play(history, has_start=True)
-    found = increases(scrapes)
-
-    assert sum(added.counters.get("queries", 0) for added in found) == sum(more for _, more, _ in history) - missing
-    assert sum(added.interval_s or 0 for added in found) == pytest.approx(max(each.due_s for each in scrapes))
-
-
-@given(history=histories)
-def test_without_start_times_nothing_is_negative_or_more_than_there_was(history):
-    """H8: a restart may stay hidden, but never as a negative count or a surplus."""
-    found = increases(play(history, has_start=False)[0])
-
-    assert all(value >= 0 for added in found for value in added.counters.values())
-    assert sum(added.counters.get("queries", 0) for added in found) <= sum(more for _, more, _ in history)

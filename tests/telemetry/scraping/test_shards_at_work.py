@@ -18,7 +18,7 @@ from tests.pace import is_within
 from tests.side_by_side import alone
 from tests.telemetry.conftest import T0
 from tests.telemetry.expositions import replica_text
-from tests.telemetry.scraping.cycles import WHOLE, replica, run_cycle, stored
+from tests.telemetry.scraping.cycles import replica, run_cycle
 
 pytestmark = pytest.mark.django_db
 TEXT = replica_text(1, 0, facts=False)
@@ -111,13 +111,3 @@ def test_shards_of_a_large_fleet_are_scheduled_and_a_small_fleet_is_scraped_at_o
     ScrapeShard.objects.create(number=2, due_at=T0, lag_s=0)
     tasks.scrape_fleet()
     assert list(ScrapeShard.objects.values_list("number", flat=True)) == [0]  # a removed shard is not late
-
-
-def test_a_target_that_moves_between_shards_is_counted_once(pool, metrics_server):
-    r1 = replica(pool, metrics_server, "r1", *(replica_text(queries, 0) for queries in (1000, 1500, 1700)))
-    of_r1 = next(shard for shard in (Shard(0, 2), Shard(1, 2)) if shard.holds(f"replica {r1.pk}"))
-
-    for number, shard in enumerate((WHOLE, of_r1, WHOLE)):
-        scrape_shard(shard, T0.timestamp() + 5 * number)
-
-    assert sum(queries or 0 for queries in stored("queries")) == 700

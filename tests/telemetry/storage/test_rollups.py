@@ -204,17 +204,6 @@ def test_an_uncommitted_reading_is_in_its_bin_or_marks_it_again(replicas, router
     assert all_sums(replicas, HOURS) == late
 
 
-def test_a_duplicate_reading_changes_nothing(replicas, router):
-    some_hours(replicas, router)
-    roll()
-    before = all_sums(replicas, HOURS)
-
-    some_hours(replicas, router)
-    roll()
-
-    assert all_sums(replicas, HOURS) == before
-
-
 def test_a_bin_whose_readings_were_dropped_stays_as_it_is(replicas, router):
     some_hours(replicas, router)
     roll()

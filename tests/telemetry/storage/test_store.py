@@ -135,14 +135,3 @@ def test_readings_that_are_not_rolled_up_are_retained_for_a_week_more(r1):
     ensure_days([evening.date()])
     assert is_retained(days=8)
     assert not is_retained(days=9)
-
-
-def test_a_reading_in_another_time_zone_is_stored_in_its_utc_day():
-    ensure_days([date(2031, 3, 4)])
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "insert into telemetry_reading (at, replica_id, model, engine, state) values (%s, 1, '', '', 'stale')",
-            ["2031-03-05 01:30+02:00"],
-        )
-        cursor.execute("select tableoid::regclass::text from telemetry_reading")
-        assert cursor.fetchall() == [("telemetry_reading_20310304",)]

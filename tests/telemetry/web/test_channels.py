@@ -35,12 +35,6 @@ def test_a_channel_is_added_and_tested_by_one_click(visitor):
     assert open_config(sent.channel)["secret"] in text
 
 
-def test_a_channel_is_added_without_a_test(visitor):
-    visitor.post("/channels/new/?kind=webhook", {"name": "on-call", "url": "https://example.org/hook"})
-    assert Channel.objects.exists()
-    assert not Notification.objects.exists()
-
-
 def test_an_invalid_url_is_rejected_with_an_error_at_its_field(visitor):
     answer = visitor.post("/channels/new/?kind=webhook", {"name": "on-call", "url": "ftp://example.org"})
 

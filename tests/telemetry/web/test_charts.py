@@ -31,13 +31,6 @@ def test_a_figure_has_lines_marks_and_a_sentence(visitor, fleet, slug):
     ]
 
 
-@pytest.mark.parametrize(("query", "label"), [("by=replica", "gpu-1"), ("by=group", "coding"), ("by=pool", "chat")])
-def test_the_query_parameter_of_a_chart_selects_its_view(visitor, fleet, query, label):
-    figure = visitor.get(f"/charts/hit-rate/figure/?{query}").json()
-
-    assert label in [trace["name"] for trace in figure["data"]]
-
-
 def test_each_policy_is_a_named_band_and_of_several_pools_the_mark_has_its_name(visitor, fleet, noon, monkeypatch):
     Pool.objects.filter(pk=fleet.pk).update(created_at=noon - timedelta(minutes=9))
 
@@ -83,14 +76,6 @@ def test_of_more_than_two_replicas_kv_usage_is_a_median_in_a_band(visitor, fleet
     assert [line["name"] for line in traces("")[:-1]] == ["gpu-1", "gpu-2"]
 
 
-def test_whose_clock_is_named_in_the_label(visitor, fleet):
-    names = {trace["name"] for trace in visitor.get("/charts/ttft/figure/").json()["data"]}
-    engine = {trace["name"] for trace in visitor.get("/charts/ttft/figure/?clock=engine").json()["data"]}
-
-    assert {"p50 (router)", "p95 (router)"} <= names
-    assert {"p50 (engine)", "p95 (engine)"} <= engine
-
-
 def test_a_gap_stays_a_gap(visitor, fleet):
     lines = {trace["name"]: trace for trace in visitor.get("/charts/hit-rate/figure/?by=replica").json()["data"]}
 
@@ -102,13 +87,6 @@ def test_a_figure_is_not_sent_again_unchanged(visitor, fleet):
     first = visitor.get("/charts/ttft/figure/")
 
     assert visitor.get("/charts/ttft/figure/", headers={"If-None-Match": first["ETag"]}).status_code == 304
-
-
-def test_the_default_chart_of_the_overview_is_the_hit_rate_of_the_whole_fleet(visitor, fleet):
-    figure = visitor.get("/charts/hit-rate/figure/").json()
-
-    assert figure["meta"]["title"] == "Hit rate and reachable hit rate"
-    assert next(trace["name"] for trace in figure["data"] if trace["meta"] == "line") == "Hit rate"
 
 
 def test_a_chart_costs_few_queries(visitor, fleet, django_assert_max_num_queries):

@@ -141,17 +141,6 @@ def test_an_empty_list_says_the_next_step(visitor):
     assert "No matching event" in visitor.get("/events/?kind=replica_up").text
 
 
-@pytest.mark.parametrize("mark", ["%27;--", "1-", "9999999999999999999-1", "999999999999999999-1", "-", "12"])
-def test_an_invalid_cursor_is_ignored(visitor, mark):
-    assert visitor.get(f"/events/?cursor={mark}").status_code == 200
-
-
-@pytest.mark.parametrize("path", ["/events/?pool=a%00b", "/what-if/?pool=%00", "/?replica=%00", "/replicas/a%00/"])
-def test_an_address_that_the_database_cannot_store_is_rejected(visitor, path):
-    answer = visitor.get(path)
-    assert (answer.status_code, "NUL" in answer.text) == (400, True)
-
-
 def test_a_page_of_events_is_read_from_an_index(operator):
     routers = [announce(name=f"router-{number}", boot="b", admin_url="http://10.0.1.1:8081") for number in range(20)]
     begun = timezone.now()

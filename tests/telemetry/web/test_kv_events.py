@@ -119,13 +119,6 @@ def test_ranks_have_a_row_each_and_lost_routers_have_none(visitor, followed, noo
     assert "router-1: The router does not report this stream" in text  # a state of a later release
 
 
-def test_commands_test_the_ports_of_the_first_rank_that_needs_it(visitor, followed, noon):
-    update_replica(followed, data_parallel_size=3)
-    following, lost = {"states": {"following": 1}}, {"states": {"estimated": 1}}
-    scraped(noon, streams={"0": following, "1": lost, "2": lost})
-    assert "nc -vz gpu-1 5558" in panel(visitor)
-
-
 def test_without_a_router_or_disabled_it_says_so(visitor, followed):
     assert "No router is connected" in panel(visitor)
     set_replica_state(followed, ReplicaState.DISABLED)

@@ -93,13 +93,6 @@ def test_advice_is_a_warning_and_publishing_works(browser_of, draft):
     assert Rollout.objects.exists()
 
 
-def test_a_draft_that_overloads_replicas_is_said_to(browser_of, draft):
-    predict_draft(draft, hit_rate=(0.3, 0.02), overloaded=(2, 0))
-    text = browser_of("approver").get(f"/what-if/drafts/{draft.policy_id}/").content.decode()
-    assert "<strong>Overload: the queue of 2 of 4 replicas grows until the end.</strong>" in text
-    assert "predicted to overload the pool: the queue of 2 of 4 replicas grows until the end." in text
-
-
 def test_without_predictions_there_is_neither_panel_nor_check(browser_of, draft):
     update_pool(draft.policy.pool, what_if={"mode": "off"})
     predict_draft(draft, hit_rate=(-0.12, 0.02))

@@ -10,7 +10,7 @@ from controlplane.services.access.users import set_role
 from controlplane.services.fleet.pools import create_pool, create_project
 from telemetry.models import Decision
 from telemetry.services.lab import decisions as service
-from telemetry.web.decisions import comparison_text, parse_place, place_of
+from telemetry.web.decisions import comparison_text, place_of
 from tests.telemetry.stored_decisions import a_router, decided, decided_in_a_row
 
 CANDIDATES = [
@@ -151,13 +151,6 @@ def test_requests_of_other_projects_do_not_exist(visitor, router, noon, client, 
 
 def test_an_empty_list_says_why(visitor, router):
     assert "No placement decisions collected yet" in visitor.get("/requests/").text
-
-
-@pytest.mark.parametrize("text", ["", "x", "1-2-3", "1-2-x-b", "99999999999999999-1-1-b", "-1-2-3-b", "1-2-3-b-c"])
-def test_a_place_in_a_url_is_parsed_or_none(text):
-    found = parse_place(text)
-
-    assert found is None or found[2] in {"b", "b-c"}
 
 
 def test_an_invalid_place_is_not_found(visitor, router):

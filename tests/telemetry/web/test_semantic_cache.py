@@ -15,8 +15,7 @@ from controlplane.services.fleet.task_groups import create_task_group
 from telemetry.alerts import pipeline
 from telemetry.models import Alert, ScrapeState
 from telemetry.services.alerts.rules import create_rule
-from telemetry.services.figures.semantic_cache import SemanticCacheFigures, precision_points
-from telemetry.web.breakdown_figures import HEIGHT, LEFT, WIDTH, draw_precision
+from telemetry.services.figures.semantic_cache import precision_points
 
 PAGE = "/pools/chat/groups/faq/"
 SETTINGS = {"embedding_pool": "vectors", "embedding_model": "embedder", "mode": "serve"}
@@ -153,15 +152,3 @@ def test_own_checks_are_added_and_shared_ones_count_once():
     (at_95, at_96) = precision_points(caches)
     assert (at_95.checks, at_95.wrong, at_96.checks) == (60 + 11 + 5 + 1, 5, 1)
     assert precision_points([{"checks": {"nonsense": {"right": 1}}}, {"states": {}}]) == []
-
-
-def test_the_chart_lies_within_its_frame():
-    figures = SemanticCacheFigures(
-        {"threshold": 0.95, "min_precision": 0.98}, [], precision_points([{"checks": CHECKS}]), []
-    )
-    sketch = draw_precision(figures)
-    coordinates = [pair.split(",") for line in (*sketch.values, *sketch.limits, *sketch.areas) for pair in line.split()]
-    assert all(LEFT <= float(x) <= WIDTH and 0 <= float(y) <= HEIGHT for x, y in coordinates)
-    assert len(sketch.areas[0].split()) == 6
-    assert sketch.rows[-1][1] == "100 %"
-    assert draw_precision(SemanticCacheFigures(figures.settings, [], [], [])) is None

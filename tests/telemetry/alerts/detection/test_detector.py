@@ -74,13 +74,6 @@ def test_the_rate_is_unknown_once_the_usual_task_groups_have_no_traffic_for_a_mi
     assert [one.ratio is None for one in found][-18:] == [False] * 6 + [True] * 6 + [False] * 6
 
 
-def test_there_is_no_level_before_a_bin_was_compared_with_it() -> None:
-    found = detections(bins([Stretch(120, 0.8)]))
-
-    assert {one.level for one in found[:8]} == {None}
-    assert all(one.level and one.ratio for one in found[8:])
-
-
 @pytest.mark.parametrize("mix", [{"": 1.0}, {"new": 0.6, "chat": 0.2, "coding": 0.1, "support": 0.1}])
 def test_traffic_of_a_group_without_a_level_is_no_change_of_the_mix(mix: dict[str, float]) -> None:
     """A bin from the engines' counters, because a reading of the router was missed; or a new task group."""
@@ -276,11 +269,3 @@ def test_an_empty_bin_and_one_of_no_tokens_change_nothing() -> None:
 
     assert found[-1].state is State.STEADY
     assert found[-1].level == pytest.approx(found[-3].level, abs=1e-3)
-
-
-def test_the_hit_rate_at_the_usual_mix_is_at_most_one() -> None:
-    """A group that rises from a low level adds more than there is room for, until the level follows."""
-    ratios = {"chat": 0.9, "coding": 0.9, "support": 0.1}
-    found = detections(bins([Stretch(600, ratios), Stretch(120, 0.999, mix={"chat": 0.05, "support": 0.95})]))
-
-    assert max(one.ratio for one in found if one.ratio is not None) <= 1.0

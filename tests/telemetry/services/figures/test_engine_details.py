@@ -44,24 +44,6 @@ def test_queue_and_prefill_are_means_over_the_requests_of_all_replicas(pool, rep
     assert queue.states == [PointState.OK, PointState.NO_TRAFFIC]
 
 
-def test_a_failed_scrape_leaves_a_gap_and_no_zero(pool, replicas):
-    engine_reading(replicas[0], AT, queue_ms=9000, queue_count=10)
-    gap(replicas[0], LATER)
-
-    (queue,) = engine.queue_and_prefill(Subject.of_pool(pool), WINDOW)
-
-    assert values([queue]) == {"in queue": [0.9, None]}
-    assert queue.states == [PointState.OK, PointState.STALE]
-
-
-def test_prompt_tokens_by_source_are_shares_of_their_sum(pool, replicas):
-    engine_reading(replicas[0], AT, computed_prompt_tokens=600, cached_prompt_tokens=400, transferred_prompt_tokens=0)
-
-    found = values(engine.prompt_sources(Subject.of_pool(pool), WINDOW))
-
-    assert found == {"computed": [0.6, None], "cached": [0.4, None], "transferred": [0, None]}
-
-
 def test_waiting_requests_by_reason_are_means_of_each_engine_added_up(pool, replicas):
     engine_reading(replicas[0], AT, gauges={"waiting_capacity": 2.0, "waiting_deferred": 1.0})
     engine_reading(replicas[0], AT + timedelta(seconds=5), gauges={"waiting_capacity": 4.0, "waiting_deferred": 0.0})
@@ -79,16 +61,6 @@ def test_the_multimodal_cache_has_a_line_only_where_it_was_asked(pool, replicas)
     engine_reading(replicas[0], LATER, mm_cache_queries=8, mm_cache_hits=6)
     found = values(engine.mm_hit_rate(Subject.of_pool(pool), WINDOW))
     assert found == {"Multimodal hit rate": [None, 0.75]}
-
-
-def test_sampled_blocks_have_mean_times(pool, replicas):
-    engine_reading(
-        replicas[0], AT, block_lifetime_ms=60_000, block_lifetime_count=2, block_idle_ms=8000, block_idle_count=2
-    )
-
-    found = values(engine.block_times(Subject.of_pool(pool), WINDOW))
-
-    assert found == {"allocation to eviction": [30.0, None], "last access to eviction": [4.0, None]}
 
 
 def test_sampled_evictions_are_a_rate_per_replica(pool, replicas):

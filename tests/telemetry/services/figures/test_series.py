@@ -188,16 +188,6 @@ def test_the_past_does_not_change_when_a_replica_is_removed_or_disabled(r1, r2, 
     assert tiles.replicas_total == 1
 
 
-def test_the_hit_rate_chart_of_a_pool_leaves_out_decode_replicas_as_its_tile_does(r1, pool):
-    decode = add_replica(pool, name="d1", url="http://127.0.0.1:9105", role="decode")
-    for replica, hits in ((r1, 500), (decode, 1000)):
-        engine_reading(replica, T0 + timedelta(seconds=5), queries=1000, hits=hits)
-
-    assert overview.fleet_tiles(fleet_of(pool), MINUTE).hit_rate_ratio == 0.5
-    assert values(figures.hit_rate(Subject.of_pool(pool), MINUTE)[0])[0] == 0.5
-    assert values(figures.hit_rate(Subject.of_replica(decode), MINUTE)[0])[0] == 1.0
-
-
 def test_ttft_is_the_quantile_of_merged_buckets_with_its_bucket_as_a_band(r1, r2, pool):
     """T4, T5"""
     at = T0 + timedelta(seconds=5)

@@ -7,13 +7,11 @@ from datetime import timedelta
 import pytest
 
 from controlplane.models import Pool, Replica
-from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica, record_engine_facts
 from controlplane.services.snapshots import single_snapshot
-from telemetry import tasks
 from telemetry.lab.breakdown import BIN, breakdown_from
 from telemetry.metrics.windows import Window
-from telemetry.models import BreakdownBin, CapacityCurve, Decision, ReplayState
+from telemetry.models import BreakdownBin, Decision, ReplayState
 from telemetry.services.lab import replays
 from telemetry.services.lab.breakdowns import breakdown_of, breakdowns_by_group, breakdowns_over_time, curve_of
 from telemetry.services.lab.replays import replay_pools, update_curve, update_curves
@@ -166,17 +164,6 @@ def test_an_unreadable_state_restarts_the_replay_cold(fleet):
     assert replay_pools(at(120)) == 0  # no decisions for an hour
 
 
-def test_a_breakdown_of_sampled_blocks_is_within_its_standard_error(fleet):
-    requests = spread(traffic(4000, placed="random"))
-    store(sampled(requests, 0.25))
-    replay_pools(at(30))
-    breakdown, unsampled = breakdown_of(fleet, HOUR), breakdown_from(replayed(requests, CAPACITIES), sample_ratio=1)
-    assert breakdown.sample_ratio == 0.25
-    assert 0 < breakdown.standard_error_tokens < 0.05 * breakdown.prompt_tokens
-    for (name, actual), (_, exact) in zip(breakdown.terms, unsampled.terms, strict=True):
-        assert unsampled.ratio(actual) == pytest.approx(unsampled.ratio(exact), abs=0.03), name
-
-
 def test_terms_that_need_an_unknown_cache_size_are_unknown_and_the_reason_names_the_replica(fleet):
     Replica.objects.filter(name="r2").update(capacity_blocks=None)
     store(spread(traffic(600)))
@@ -213,12 +200,6 @@ def test_the_capacity_curve_predicts_the_hit_rate_of_larger_caches(fleet):
     assert curve_of(fleet).at == at(40)  # not due yet
     update_curves(at(120))
     assert (curve_of(fleet).points, "Fewer than" in curve_of(fleet).reason) == ([], True)
-
-
-def test_the_periodic_task_runs_without_decisions():
-    create_pool("idle")
-    tasks.compute_breakdowns()
-    assert (BreakdownBin.objects.count(), CapacityCurve.objects.get().points) == (0, [])
 
 
 def test_bins_are_kept_as_long_as_rollups_of_five_minutes(fleet, settings):

@@ -12,7 +12,6 @@ import pytest
 
 from controlplane.models import TaskGroup
 from controlplane.services.fleet.pools import update_pool
-from routing.observability import decision_log
 from routing.schema import TaskGroupConfig
 from telemetry.lab.breakdown import BIN
 from telemetry.lab.costs import PrefillRate
@@ -110,23 +109,6 @@ def test_the_repeats_of_a_routed_stream_are_found_exactly(pool):
     assert (hour.prompt_tokens, hour.generated_tokens) == (100 * hits, 7 * hits)
     assert hour.prefill.replica_seconds == pytest.approx(hits)  # 60 uncached tokens each
     assert hour.prefill.money == pytest.approx(0.002 * hits)
-
-
-def test_a_sampled_stream_is_within_its_error(pool, monkeypatch):
-    monkeypatch.setattr(decision_log, "MAX_DIGESTED_PER_S", 6.0)
-    random = Random(5)
-    stream = [("faq", random.randrange(160), 0) for _ in range(400)]
-    window = capture(stream)
-
-    found = estimate_response_cache(pool, window, RATE)
-
-    assert found is not None
-    assert found.sample_ratio < 1
-    cacheable, repeats = repeats_in(stream, "faq", 60)
-    effect = found.total.effects[1]
-    assert effect.standard_error is not None
-    assert abs(effect.repeat_ratio - repeats / cacheable) <= 3 * effect.standard_error
-    assert effect.cacheable_requests == pytest.approx(cacheable, rel=0.6)
 
 
 def test_at_most_a_bounded_number_of_rows_is_read(pool, monkeypatch):

@@ -7,7 +7,6 @@ from math import exp
 from random import Random
 
 import pytest
-import time_machine
 
 from controlplane.errors import ConflictError
 from controlplane.models import Pool
@@ -36,7 +35,7 @@ from tests.telemetry.services.lab.test_breakdowns import CAPACITY_BLOCKS, fleet,
 from tests.telemetry.services.lab.what_if_world import add_fleet, publish_and_store, serve
 from tests.telemetry.services.lab.what_if_world import traffic as served_traffic
 from tests.telemetry.stored_decisions import a_router
-from tests.telemetry.what_if_results import finished_sweep, finished_what_if
+from tests.telemetry.what_if_results import finished_sweep
 
 pytestmark = pytest.mark.django_db
 DAY = Window(T0 - timedelta(hours=24), T0, 300)
@@ -121,36 +120,11 @@ def test_figures_per_day_rest_on_the_time_without_an_outage_and_since_the_pool_e
     assert (found.start, found.measured_s) == (T0 - timedelta(minutes=64), 24 * 60)
 
 
-def test_a_range_within_a_bin_is_measured_by_the_time_of_the_whole_bin_and_without_bins_not_at_all(pool):
-    assert prefill_of(pool, DAY) is None
-    bins(pool)
-    window = Window(T0 - timedelta(minutes=28), T0 - timedelta(minutes=27), 60)
-    with time_machine.travel(T0, tick=False):
-        found = prefill_of(pool, window)
-    assert (found.start, found.measured_s) == (T0 - timedelta(minutes=30), 300)
-
-
 def test_without_reported_tokens_figures_are_unknown(pool):
     breakdown_bin(pool, T0 - timedelta(hours=1), requests=100, reachable=0.8)
     found = prefill_of(pool, DAY)
     assert found.computed_per_day.tokens is None
     assert "--enable-prompt-tokens-details" in " ".join(found.notes)
-
-
-def test_figures_do_not_depend_on_the_what_if_that_ran_last(pool):
-    bins(pool)
-    assert prefill_rate_of(pool).tokens_per_s is None
-    curve = learnt(pool, 900.0, deviation=0.05)
-    before = prefill_of(pool, DAY)
-    finished_what_if(pool, T0)  # whose engines have 8,000 tokens/s
-
-    rate = prefill_rate_of(pool)
-
-    assert prefill_of(pool, DAY).computed_per_day == before.computed_per_day
-    assert (rate.low, rate.tokens_per_s, rate.high) == (pytest.approx(814.4, abs=1), 900.0, pytest.approx(994.7, abs=1))
-    assert "12 fits" in rate.source
-    curve.delete()
-    assert "not fitted yet" in prefill_rate_of(pool).source
 
 
 def test_a_rate_is_learnt_slowly_with_the_range_of_its_fits():
