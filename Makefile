@@ -1,7 +1,7 @@
 # Every target sets up what it needs first; see deploy/bootstrap.py.
 PYTHON ?= python3
 
-.PHONY: run test test-full check bench bench-soak compile build images audit clients lock
+.PHONY: run test test-full check bench bench-soak compile build images audit clients peers lock
 
 run:    ## the whole live stack: web UI, worker, router, replicas, traffic
 	@exec $(PYTHON) deploy/bootstrap.py run
@@ -35,6 +35,9 @@ audit:  ## known vulnerabilities of the locked packages; status 1 if there are a
 
 clients: ## the OpenAI, Anthropic and LiteLLM clients and AIPerf against a router (needs 1 GB for them in .clients/)
 	@$(PYTHON) deploy/bootstrap.py clients
+
+peers:  ## the routers that users would pick instead, and ours, live on the same traffic (1 GB for them in .peers/, an hour)
+	@$(PYTHON) deploy/bootstrap.py bench peers
 
 lock:   ## rewrite requirements/*.txt from pyproject.toml
 	@$(PYTHON) deploy/bootstrap.py lock

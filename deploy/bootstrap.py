@@ -36,7 +36,7 @@ MIN_PYTHON = (3, 11)
 CANNOT_COMPILE = 3  # exit status on a machine without compiler or packages
 MISSING_PYTHON = 4  # exit status of ``build`` without a Python that was asked for
 # Programs that tests and benchmarks start, each with the Debian package that contains it.
-BENCH_PROGRAMS = {"nginx": "nginx-light", "wrk": "wrk"}
+BENCH_PROGRAMS = {"nginx": "nginx-light", "haproxy": "haproxy", "wrk": "wrk"}
 TEST_PROGRAMS = {name: name for name in ("prometheus", "prometheus-alertmanager", "haproxy")}
 TEST_PROGRAMS |= {"promtool": "prometheus", "systemd-analyze": "systemd"}
 
@@ -185,8 +185,8 @@ def lock(_arguments: list[str]) -> int:
     compile_lock("semantic", "--extra", "semantic", "-c", "requirements/base.txt")
     extras = [*all_extras, "--extra", "otel", "--extra", "picker"]
     compile_lock("dev", *extras, "--group", "dev", "-c", "requirements/base.txt", "-c", "requirements/picker.txt")
-    compile_lock("compile", "--group", "compile", "-c", "requirements/base.txt")
-    compile_lock("clients", "--group", "clients", "-c", "requirements/router.txt")
+    for group, constraints in (("compile", "base"), ("clients", "router"), ("peers", "router")):
+        compile_lock(group, "--group", group, "-c", f"requirements/{constraints}.txt")
     return 0
 
 

@@ -77,13 +77,13 @@ def unpack(package: str, pattern: str) -> Path | None:
     Returns the file that matches ``pattern``, or None if the package is not available.
     """
     home = PROGRAMS / package
-    if shutil.which("apt-get") and not any(home.glob(pattern)):
+    if shutil.which("apt-get") and not any(map(Path.is_file, home.glob(pattern))):
         with contextlib.suppress(subprocess.CalledProcessError), step(f"Unpacking Debian's {package} below .programs"):
             download(package)
             for archive in (PROGRAMS / "archives").glob("*.deb"):
                 run_quietly(["dpkg", "-x", str(archive), str(home)])
                 archive.unlink()
-    return next(home.glob(pattern), None)
+    return next(filter(Path.is_file, home.glob(pattern)), None)
 
 
 def download(package: str) -> None:

@@ -79,16 +79,16 @@ def _message(rng: random.Random) -> int:
 # --- coding agents -----------------------------------------------------------------------------------
 
 
-def coding(requests: int, seed: int) -> Columns:
+def coding(requests: int, seed: int, session_s: float = 25.0) -> Columns:
     """Coding agents: one of 4 tool lists of 12,288 to 20,480 tokens, then turns of about 1,800 more, up to 125,000.
 
-    A new session begins every 25 s on average, and has about 9 turns, about 14 s apart.
+    A new session begins every ``session_s`` on average, and has about 9 turns, about 14 s apart.
     """
     rng = random.Random(f"{seed} coding")
     columns, blocks = Columns(BLOCK_TOKENS), _Blocks()
     tools = [(tokens, blocks.fresh(tokens // BLOCK_TOKENS)) for tokens in (12_288, 14_336, 18_432, 20_480)]
     rows: list[tuple[float, int, int, array[int]]] = []
-    for start_s in poisson(rng, 1 / 25, requests):
+    for start_s in poisson(rng, 1 / session_s, requests):
         if len(rows) >= 2 * requests:
             break
         at_s, (tokens, ids) = start_s, rng.choice(tools)
@@ -108,14 +108,14 @@ def coding(requests: int, seed: int) -> Columns:
 # --- the literature's two workloads ------------------------------------------------------------------
 
 
-def hot_prefix(requests: int, seed: int) -> Columns:
+def hot_prefix(requests: int, seed: int, rate: float = 80.0) -> Columns:
     """80 requests/s: 80 % share one prefix, 15 % one of 320 rare ones, 5 % are unique; with bursts of 40."""
     rng = random.Random(f"{seed} hot prefix")
     prompts = PrefixedRequests()
     hot, *rare = (prompts.prefix() for _ in range(321))
     burst_s, at_s = 15.0, 0.0
     while len(prompts.columns) < requests:
-        at_s += rng.expovariate(80.0)
+        at_s += rng.expovariate(rate)
         while burst_s < at_s:
             for _ in range(40):
                 prompts.add(burst_s, hot)

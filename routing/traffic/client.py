@@ -50,7 +50,7 @@ class ChatResult:
     """Outcome of one request."""
 
     error: str | None = None  # kind of error; None: a complete response
-    ttft_s: float | None = None  # from sending to the first byte of the body
+    ttft_s: float | None = None  # from sending to the first event; a comment that keeps a stream alive is none
     text: str = ""
     usage: Usage | None = None
 
@@ -67,9 +67,9 @@ class ChatClient:
     http: aiohttp.ClientSession
     url: str
 
-    async def send(self, body: bytes, headers: dict[str, str]) -> ChatResult:
-        """Send one streamed request. Failures are part of the result, never raised."""
-        result = ChatResult()
+    async def send(self, body: bytes, headers: dict[str, str], result: ChatResult | None = None) -> ChatResult:
+        """Send one streamed request. Failures are part of the result, which grows meanwhile, and never raised."""
+        result = result or ChatResult()
         started_s = time.perf_counter()
         try:
             async with self.http.post(self.url, data=body, headers=headers) as response:
@@ -93,7 +93,7 @@ class ChatClient:
         pending = b""
         is_done = False
         async for data in response.content.iter_any():
-            if result.ttft_s is None:
+            if result.ttft_s is None and b"data:" in data:
                 result.ttft_s = time.perf_counter() - started_s
             *events, pending = (pending + data).split(EVENT_END)
             for event in events:

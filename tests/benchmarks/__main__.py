@@ -29,6 +29,7 @@ BENCHMARKS = {
     "literature": "tests.benchmarks.literature",  # the tables of docs/literature.md
     "objectives": "tests.benchmarks.objectives",  # objectives for TTFT kept, with the feature and without it
     "path": "tests.benchmarks.path",  # cost of the router's own code per request
+    "peers": "tests.benchmarks.comparison",  # live, against the routers that users would pick instead; an hour
     "picker": "tests.benchmarks.picker",  # Envoy with a picker beside the router; needs envoy
     "predictions": "tests.benchmarks.predictions",  # predicted and delivered cached tokens; needs running vLLM replicas
     "quality": "tests.benchmarks.quality",  # quality of each strategy's choices, and speed of replays
@@ -48,6 +49,7 @@ ON_DEMAND = {
     "kv_events",
     "literature",
     "objectives",
+    "peers",
     "picker",
     "predictions",
     "response_cache",

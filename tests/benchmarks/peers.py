@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.benchmarks.proxy import Proxy, free_port, listening
 
-Start = Callable[[Path, Sequence[int]], AbstractContextManager[Proxy]]
+Start = Callable[[Path, Sequence[str]], AbstractContextManager[Proxy]]  # a folder, and replicas as host:port
 
 
 def installed() -> Iterator[Start]:
@@ -26,48 +26,53 @@ def installed() -> Iterator[Start]:
             yield start
 
 
-def forwarder(_folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
+def forwarder(_folder: Path, replicas: Sequence[str]) -> AbstractContextManager[Proxy]:
     """The lower bound: forwards bytes."""
     port = free_port()
-    command = [sys.executable, "-m", "tests.benchmarks.forwarder", str(port), *map(str, ports)]
+    ports = [replica.rpartition(":")[2] for replica in replicas]
+    command = [sys.executable, "-m", "tests.benchmarks.forwarder", str(port), *ports]
     return listening("forwarder", command, port)
 
 
-def nginx(folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
+def nginx(
+    folder: Path, replicas: Sequence[str], balance: str = "hash $http_x_session_id consistent"
+) -> AbstractContextManager[Proxy]:
     port, config = free_port(), folder / "nginx.conf"
-    servers = "".join(f"server 127.0.0.1:{upstream};" for upstream in ports)
+    servers = "".join(f"server {replica};" for replica in replicas)
     config.write_text(
         f"daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.log;\n"
         "events { worker_connections 4096; }\n"
         "http {\n access_log off; keepalive_requests 100000000; client_body_buffer_size 1m; client_max_body_size 8m;\n"
         + "".join(f" {kind}_temp_path {folder};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
-        + f"\n upstream replicas {{ hash $http_x_session_id consistent; {servers} keepalive 512; }}\n"
+        + f"\n upstream replicas {{ {balance}; {servers} keepalive 512; }}\n"
         f" server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://replicas; proxy_http_version 1.1;\n"
         '  proxy_set_header Connection ""; proxy_buffering off; }\n }\n}\n'
     )
     return listening("nginx", ["nginx", "-c", str(config), "-p", str(folder)], port)
 
 
-def haproxy(folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
+def haproxy(
+    folder: Path, replicas: Sequence[str], balance: str = "hdr(X-Session-ID)\n  hash-type consistent"
+) -> AbstractContextManager[Proxy]:
     port, config = free_port(), folder / "haproxy.cfg"
-    servers = "".join(f"  server replica-{upstream} 127.0.0.1:{upstream}\n" for upstream in ports)
+    servers = "".join(f"  server replica-{number} {replica}\n" for number, replica in enumerate(replicas))
     config.write_text(
         "global\n  nbthread 1\n  maxconn 4096\n"
         "defaults\n  mode http\n  timeout connect 5s\n  timeout client 60s\n  timeout server 60s\n  http-reuse always\n"
         f"frontend clients\n  bind 127.0.0.1:{port}\n  default_backend replicas\n"
-        f"backend replicas\n  balance hdr(X-Session-ID)\n  hash-type consistent\n{servers}"
+        f"backend replicas\n  balance {balance}\n{servers}"
     )
     return listening("haproxy", ["haproxy", "-f", str(config)], port)
 
 
-def envoy(folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
+def envoy(folder: Path, replicas: Sequence[str], balance: str = "RING_HASH") -> AbstractContextManager[Proxy]:
     port, config = free_port(), folder / "envoy.json"
-    config.write_text(json.dumps(_envoy_config(port, ports)))
+    config.write_text(json.dumps(_envoy_config(port, replicas, balance)))
     options = ["--concurrency", "1", "--disable-hot-restart", "-l", "error"]
     return listening("envoy", ["envoy", "-c", str(config), *options], port)
 
 
-def _envoy_config(port: int, ports: Sequence[int]) -> dict[str, object]:
+def _envoy_config(port: int, replicas: Sequence[str], balance: str) -> dict[str, object]:
     action = {"cluster": "replicas", "timeout": "0s", "hash_policy": [{"header": {"header_name": "x-session-id"}}]}
     host = {"name": "all", "domains": ["*"], "routes": [{"match": {"prefix": "/"}, "route": action}]}
     router = {"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"}
@@ -82,40 +87,37 @@ def _envoy_config(port: int, ports: Sequence[int]) -> dict[str, object]:
     cluster = {
         "name": "replicas",
         "type": "STATIC",
-        "lb_policy": "RING_HASH",
+        "lb_policy": balance,
         "load_assignment": {
             "cluster_name": "replicas",
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(upstream)}} for upstream in ports]}],
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(replica)}} for replica in replicas]}],
         },
     }
-    return {"static_resources": {"listeners": [{"address": _address(port), "filter_chains": [chain]}],
+    return {"static_resources": {"listeners": [{"address": _address(f"127.0.0.1:{port}"), "filter_chains": [chain]}],
                                  "clusters": [cluster]}}  # fmt: skip
 
 
-def _address(port: int) -> dict[str, object]:
-    return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
+def _address(address: str) -> dict[str, object]:
+    host, _, port = address.rpartition(":")
+    return {"socket_address": {"address": host, "port_value": int(port)}}
 
 
-def vllm_router(_folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
+def vllm_router(_folder: Path, replicas: Sequence[str]) -> AbstractContextManager[Proxy]:
     """vllm-router with consistent hashing by session, from a header or the body."""
-    return _rust_router("vllm-router", "consistent_hash", ports)
+    return rust_router(["vllm-router"], replicas, "--policy", "consistent_hash")
 
 
-def sglang_router(_folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
-    return _rust_router("sglang-router", "cache_aware", ports, "launch")
+def sglang_router(_folder: Path, replicas: Sequence[str]) -> AbstractContextManager[Proxy]:
+    return rust_router(["sglang-router", "launch"], replicas)
 
 
-def _rust_router(program: str, policy: str, ports: Sequence[int], *verb: str) -> AbstractContextManager[Proxy]:
+def rust_router(program: Sequence[str], replicas: Sequence[str], *options: str) -> AbstractContextManager[Proxy]:
+    """vllm-router, or a gateway of the family that it comes from; all are ``cache_aware`` by default."""
     port = free_port()
-    urls = [f"http://127.0.0.1:{upstream}" for upstream in ports]
-    command = [program, *verb, "--host", "127.0.0.1", "--port", str(port), "--policy", policy, "--worker-urls", *urls]
-    return listening(program, [*command, "--prometheus-port", str(free_port()), "--log-level", "error"], port)
+    command = [*program, "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
+    command += ["--log-level", "error", "--worker-startup-check-interval", "1", *options]
+    return listening(program[0], [*command, "--worker-urls", *(f"http://{replica}" for replica in replicas)], port)
 
 
-PEERS: dict[str, Start] = {
-    "nginx": nginx,
-    "haproxy": haproxy,
-    "envoy": envoy,
-    "vllm-router": vllm_router,
-    "sglang-router": sglang_router,
-}
+PEERS: dict[str, Start] = {"nginx": nginx, "haproxy": haproxy, "envoy": envoy}
+PEERS |= {"vllm-router": vllm_router, "sglang-router": sglang_router}

@@ -56,7 +56,8 @@ def main() -> None:
         routers = [
             stack.enter_context(our_router(folder, ports, settings, build)) for settings in POLICIES for build in builds
         ]
-        peers = [stack.enter_context(start(folder, ports)) for start in installed()]
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+        peers = [stack.enter_context(start(folder, addresses)) for start in installed()]
         proxies = [Proxy("direct", ports[0], None), *peers, *routers]
         for _ in range(ROUNDS):
             for proxy in proxies:

@@ -10,7 +10,7 @@ from tests.contracts.documents.reading import ROOT
 
 LOCKS = (
     *("base.txt", "clients.txt", "compile.txt", "controlplane.txt"),
-    *("dev.txt", "picker.txt", "router.txt", "semantic.txt"),
+    *("dev.txt", "peers.txt", "picker.txt", "router.txt", "semantic.txt"),
 )
 
 

@@ -44,9 +44,9 @@ def lines_of(name: str) -> list[str]:
     return TABLES[name].lines()
 
 
-def write(found: Mapping[str, Sequence[str]]) -> None:
+def write(found: Mapping[str, Sequence[str]], documents: Sequence[Path] = ()) -> None:
     """Replace tables of the documents."""
-    texts = {document: document.read_text() for document in DOCUMENTS}
+    texts = {document: document.read_text() for document in documents or DOCUMENTS}
     for name, lines in found.items():
         table, pattern = "".join(f"{line}\n" for line in lines), _TABLE.format(name=name)
         places = [document for document, text in texts.items() for _ in re.finditer(pattern, text)]

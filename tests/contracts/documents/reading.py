@@ -4,7 +4,18 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-_SKIPPED = {".venv", ".uv", ".programs", ".compiled", ".clients", ".warmpath", "node_modules", "vendor", ".git"}
+_SKIPPED = {
+    ".venv",
+    ".uv",
+    ".programs",
+    ".compiled",
+    ".clients",
+    ".peers",
+    ".warmpath",
+    "node_modules",
+    "vendor",
+    ".git",
+}
 
 DOCUMENTS = [path for path in sorted(ROOT.rglob("*.md")) if not _SKIPPED & set(path.relative_to(ROOT).parts)]
 

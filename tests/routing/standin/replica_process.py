@@ -102,10 +102,12 @@ class ReplicaProcess:
 
 
 @contextmanager
-def replica_process(*arguments: str, model: str = "tiny", **headers: str) -> Iterator[ReplicaProcess]:
+def replica_process(
+    *arguments: str, model: str = "tiny", stderr: int | None = None, **headers: str
+) -> Iterator[ReplicaProcess]:
     """A replica on a free port until the block ends."""
     command = [sys.executable, "-m", "routing.standin.server", "--port", "0", "--model", model, *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

@@ -1,0 +1,102 @@
+"""Our router and those that users would pick instead, live: ``python -m tests.benchmarks peers`` (``make peers``).
+
+For each workload (``workloads.py``) the same requests are played through each router (``routers.py``), one after the
+other, before stand-ins that start with cold caches, or before ``--replicas``. A run (``runs.py``) is refused if the
+client was late or a router or an engine was CPU-bound; the exit status is 1 then. The results are in
+``test-results/peers.json``; ``--record`` makes them ``docs/comparison.json`` and the tables of ``docs/comparison.md``.
+By default about 50 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import uvloop
+
+from tests.benchmarks.comparison.routers import ROUTERS, Router, Stand, install, state_server
+from tests.benchmarks.comparison.runs import Engines, given, measure
+from tests.benchmarks.comparison.tables import PAGE, RECORD, Cell, tables_of
+from tests.benchmarks.comparison.workloads import ENGINES, WORKLOADS, Request, Workload, requests_of
+from tests.benchmarks.literature import write
+
+OUTPUT = Path("test-results") / "peers.json"
+
+
+def main(arguments: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks peers")
+    add, defaults = parser.add_argument, [name for name, router in ROUTERS.items() if router.is_default]
+    add("--routers", nargs="+", choices=(*ROUTERS, "all"), default=defaults, metavar="NAME", help=", ".join(ROUTERS))
+    add("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME", help=", ".join(WORKLOADS))
+    add("--seconds", type=float, default=90.0, help="of each run (default %(default)s)")
+    add("--repeat", type=int, default=1, help="runs of each router and workload, with another seed each")
+    add("--engines", type=int, default=ENGINES, help="stand-ins (default %(default)s)")
+    add("--replicas", nargs="+", metavar="URL", help="running replicas with /reset_prefix_cache instead of stand-ins")
+    add("--trace", type=Path, help="a trace in Mooncake's format instead of the workloads' own")
+    add("--record", action="store_true", help="measure nothing: make the latest results those of docs/comparison.md")
+    options = parser.parse_args(arguments)
+    if not options.record:
+        compare(installed(options.routers), options)
+    result = json.loads(OUTPUT.read_text())
+    print(*(line for lines in tables_of(result).values() for line in ("", *lines)), sep="\n")
+    if options.record:
+        shutil.copy(OUTPUT, RECORD)
+        write(tables_of(result), [PAGE])
+    if any(cell["refused"] for cell in result["cells"]):
+        raise SystemExit(1)
+
+
+def installed(names: Sequence[str]) -> dict[str, Router]:
+    """The chosen routers; prints their configurations, and what is left out."""
+    routers = {name: router for name, router in ROUTERS.items() if name in names or "all" in names}
+    for sentence in install({router.program for router in routers.values()}):
+        print(sentence)
+    for name, router in list(routers.items()):
+        if router.program and not shutil.which(router.program):
+            print(f"{name} is left out: {router.program} is not installed")
+            del routers[name]
+        else:
+            print(f"{name} ({router.version()}): {router.configuration} ({router.reason})")
+    return routers
+
+
+def compare(routers: dict[str, Router], options: argparse.Namespace) -> None:
+    """All runs. They are written after each, so that an interrupted comparison is not lost."""
+    result = {"cores": os.cpu_count(), "seconds": options.seconds, "engines": options.engines, "trace": options.trace}
+    result["versions"] = {name: router.version() for name, router in routers.items()}
+    cells: list[Cell] = []
+    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
+    for repeat in range(options.repeat):
+        for name in options.workloads:
+            workload = WORKLOADS[name]
+            requests = requests_of(workload, options.seconds, 1 + repeat, options.engines, options.trace)
+            for router_name in [key for key, router in routers.items() if router.takes_part(workload)]:
+                figures = run(workload, requests, routers[router_name], options)
+                cells.append({"workload": name, "router": router_name, **figures})
+                print(json.dumps(cells[-1]), flush=True)
+                OUTPUT.write_text(json.dumps({**result, "cells": cells}, indent=1, default=str) + "\n")
+
+
+def run(workload: Workload, requests: Sequence[Request], router: Router, options: argparse.Namespace) -> Cell:
+    """One run; a router that does not start or serve is refused."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        started = None if options.replicas else Engines(stack, options.engines, workload.engine_options())
+        engines = started.all if started else stack.enter_context(given(options.replicas))
+        loss = started.lose_one if started and workload.loses_engine else None
+        state_url = stack.enter_context(state_server(folder)) if workload.instances > 1 else None
+        try:
+            proxies = []
+            for instance in range(workload.instances):
+                own_folder = folder / f"{instance}"
+                own_folder.mkdir()
+                proxies.append(stack.enter_context(router.start(Stand(own_folder, engines, state_url))))
+            return uvloop.run(measure(requests, proxies, engines, loss))
+        except (RuntimeError, TimeoutError) as error:
+            return {"refused": [f"it did not start: {error}"]}

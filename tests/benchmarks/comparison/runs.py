@@ -1,0 +1,212 @@
+"""One run: new engines, a new router, the same requests; figures of the engines' counters and the client's clock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from statistics import mean, quantiles
+from subprocess import DEVNULL
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from routing.schema import KvEvents
+from routing.traffic.client import ChatClient, ChatResult
+from tests.benchmarks.comparison.workloads import MODEL, Request
+from tests.benchmarks.kv_events import EVENTS
+from tests.benchmarks.proxy import Proxy, free_port
+from tests.routing.standin.replica_process import ReplicaProcess, replica_process
+
+DRAIN_S = 30.0  # after the last request; what has no first byte then is unfinished
+READY_S = 60.0
+# Limits of a valid run.
+LATE_P50_S, LATE_P99_S = 0.010, 0.200  # requests that the client sent too late
+BUSY_MEAN, BUSY_P95 = 0.60, 0.90  # cores that a router or an engine used, in windows of a second
+COUNTERS = ("prefix_cache_hits", "prefix_cache_queries", "prompt_tokens")
+
+
+@dataclass
+class Engine:
+    """A replica, with its process if it was started here."""
+
+    url: str
+    events: KvEvents | None = None
+    process: ReplicaProcess | None = None
+    lost: dict[str, float] = field(default_factory=dict)  # counters of processes that were killed
+
+    @property
+    def address(self) -> str:
+        return urlsplit(self.url).netloc
+
+    def counters(self) -> dict[str, float]:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=READY_S) as response:
+            text = response.read().decode()
+        totals = {name: re.findall(rf"^vllm:{name}_total(?:{{.*}})? (\S+)$", text, re.MULTILINE) for name in COUNTERS}
+        return {name: sum(map(float, values)) + self.lost.get(name, 0.0) for name, values in totals.items()}
+
+
+class Engines:
+    """Stand-ins on ports that stay the same after a restart, but for those of KV events."""
+
+    def __init__(self, stack: ExitStack, count: int, options: tuple[str, ...]) -> None:
+        self._stack, self._options = stack, options
+        with ThreadPoolExecutor(count) as pool:
+            self.all = list(pool.map(self._start, [Engine(f"http://127.0.0.1:{free_port()}") for _ in range(count)]))
+
+    def _start(self, engine: Engine) -> Engine:
+        port = engine.address.rpartition(":")[2]
+        options = (*self._options, "--kv-events-config", json.dumps(EVENTS), "--port", port)
+        engine.process = self._stack.enter_context(replica_process(*options, model=MODEL, stderr=DEVNULL))
+        published = engine.process.send("GET", "/kv_event_sources").json["0"]
+        engine.events = KvEvents(endpoint=published["endpoint"], replay_endpoint=published["replay_endpoint"])
+        return engine
+
+    async def lose_one(self, seconds: float) -> None:
+        """Kill the first engine after a third of the time, and start it again after 7/12."""
+        engine = self.all[0]
+        await asyncio.sleep(seconds / 3)
+        engine.lost = await asyncio.to_thread(engine.counters)
+        assert engine.process
+        engine.process.process.kill()
+        await asyncio.sleep(seconds / 4)
+        await asyncio.to_thread(self._start, engine)
+
+
+@contextmanager
+def given(urls: Sequence[str]) -> Iterator[list[Engine]]:
+    """Replicas that run already: their caches are emptied."""
+    for url in urls:
+        urllib.request.urlopen(urllib.request.Request(f"{url}/reset_prefix_cache", method="POST"), timeout=READY_S)
+    yield [Engine(url.rstrip("/")) for url in urls]
+
+
+@dataclass
+class Sent:
+    """Outcome of a request."""
+
+    late_s: float
+    result: ChatResult = field(default_factory=ChatResult)
+    wait_s: float | None = None  # for the first event, or until the end of the run
+    is_unfinished: bool = False
+
+
+async def play(requests: Sequence[Request], ports: Sequence[int]) -> list[Sent]:
+    """Send each request at its time, whatever became of the others."""
+    outcomes: list[Sent] = []
+    tasks: list[asyncio.Task[ChatResult]] = []
+    loop = asyncio.get_running_loop()
+    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout()
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
+        clients = [ChatClient(http, f"http://127.0.0.1:{port}/v1/chat/completions") for port in ports]
+        started_s = loop.time()
+        for number, request in enumerate(requests):
+            await asyncio.sleep(started_s + request.at_s - loop.time())
+            outcomes.append(Sent(loop.time() - started_s - request.at_s))
+            headers = {"Content-Type": "application/json", "X-Session-ID": request.session}
+            sending = clients[number % len(clients)].send(request.body, headers, outcomes[-1].result)
+            tasks.append(asyncio.create_task(sending))
+        await asyncio.wait(tasks, timeout=DRAIN_S)
+        for request, task, outcome in zip(requests, tasks, outcomes, strict=True):
+            outcome.wait_s = outcome.result.ttft_s
+            if task.cancel():
+                outcome.is_unfinished = True
+                outcome.wait_s = outcome.wait_s or loop.time() - started_s - request.at_s - outcome.late_s
+        await asyncio.wait(tasks)
+    return outcomes
+
+
+async def watch(watched: Callable[[], dict[str, int]], cores: dict[str, list[float]]) -> None:
+    """Record the cores that processes use, in windows of a second."""
+    before: dict[int, tuple[float, float]] = {}
+    while True:
+        for name, pid in watched().items():
+            with contextlib.suppress(OSError):  # it has ended
+                now, cpu_s = time.monotonic(), Proxy(name, 0, pid).cpu_s()
+                if pid in before:
+                    cores[name].append((cpu_s - before[pid][1]) / (now - before[pid][0]))
+                before[pid] = now, cpu_s
+        await asyncio.sleep(1.0)
+
+
+def refusals(cores: dict[str, list[float]], late_s: Sequence[float]) -> Iterator[str]:
+    """Why a run is not valid."""
+    for name, values in cores.items():
+        average, p95 = mean(values), percentile(values, 95)
+        if average > BUSY_MEAN or p95 > BUSY_P95:
+            yield f"{name} was CPU-bound: {average:.2f} cores on average, {p95:.2f} at p95"
+    late = percentile(late_s, 50), percentile(late_s, 99)
+    if late[0] > LATE_P50_S or late[1] > LATE_P99_S:
+        yield f"the client was late: {1e3 * late[0]:.0f} ms at p50, {1e3 * late[1]:.0f} ms at p99"
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    return quantiles(values, n=100, method="inclusive")[percent - 1] if len(values) > 1 else sum(values)
+
+
+async def measure(
+    requests: Sequence[Request],
+    routers: Sequence[Proxy],
+    engines: Sequence[Engine],
+    loss: Callable[[float], Coroutine[Any, Any, None]] | None,
+) -> dict[str, Any]:
+    """Play the requests through the routers in turns; figures, and why they are not valid."""
+    for router in routers:
+        await _ready(router.port)
+    before, cpu_s = [engine.counters() for engine in engines], sum(router.cpu_s() for router in routers)
+    cores: defaultdict[str, list[float]] = defaultdict(list)
+
+    def watched() -> dict[str, int]:
+        started = [(f"engine {number}", engine.process) for number, engine in enumerate(engines)]
+        pids = {name: process.process.pid for name, process in started if process}
+        return pids | {f"router {number}": router.pid for number, router in enumerate(routers) if router.pid}
+
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(watch(watched, cores))
+        if loss is not None:
+            group.create_task(loss(requests[-1].at_s))
+        outcomes = await play(requests, [router.port for router in routers])
+        watching.cancel()
+    after = [engine.counters() for engine in engines]
+    hits, queries, tokens = (
+        [last[name] - first[name] for first, last in zip(before, after, strict=True)] for name in COUNTERS
+    )
+    waits = [outcome.wait_s for outcome in outcomes if outcome.wait_s is not None] or [0.0]
+    late_s = [outcome.late_s for outcome in outcomes]
+    figures = {
+        "requests": len(outcomes),
+        "hit_percent": 100 * sum(hits) / max(1.0, sum(queries)),
+        "ttft_mean_s": mean(waits),
+        "ttft_p50_s": percentile(waits, 50),
+        "ttft_p99_s": percentile(waits, 99),
+        "errors": sum(outcome.result.error is not None for outcome in outcomes),
+        "unfinished": sum(outcome.is_unfinished for outcome in outcomes),
+        "max_to_mean": max(tokens) / max(1.0, mean(tokens)),
+        "cpu_ms": 1e3 * (sum(router.cpu_s() for router in routers) - cpu_s) / len(outcomes),
+        "memory_mib": sum(router.memory_mib() for router in routers),
+        "late_p50_ms": 1e3 * percentile(late_s, 50),
+        "late_p99_ms": 1e3 * percentile(late_s, 99),
+    }
+    rounded = {name: round(value, 4) for name, value in figures.items()}
+    return {**rounded, "refused": list(refusals(cores, late_s))}
+
+
+async def _ready(port: int) -> None:
+    """Wait until a router serves a request: some listen before they know their replicas."""
+    fields = {"model": MODEL, "messages": [{"role": "user", "content": "ready?"}], "max_tokens": 1}
+    async with aiohttp.ClientSession() as http, asyncio.timeout(READY_S):
+        while True:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with http.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=fields) as response:
+                    if response.status == 200:
+                        return
+            await asyncio.sleep(0.2)

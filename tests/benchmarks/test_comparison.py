@@ -1,0 +1,86 @@
+"""The live comparison of routers: its harness on short runs, and the page that shows its results."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks import comparison
+from tests.benchmarks.__main__ import main
+from tests.benchmarks.comparison import runs
+from tests.benchmarks.comparison.routers import PACKAGE, ROUTERS, locked
+from tests.benchmarks.comparison.tables import PAGE, RECORD, tables_of
+from tests.benchmarks.comparison.workloads import PREFILL_RATE, WORKLOADS, Request, requests_of
+from tests.contracts.documents.reading import ROOT
+
+
+@pytest.mark.skipif(not shutil.which("haproxy"), reason="haproxy is not installed")
+def test_a_short_comparison_measures_and_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(comparison, "OUTPUT", tmp_path / "peers.json")
+    for name in ("LATE_P50_S", "LATE_P99_S", "BUSY_MEAN", "BUSY_P95"):
+        monkeypatch.setattr(runs, name, 60.0)
+
+    options = ["--workloads", "prefixes", "--routers", "haproxy leastconn", "--engines", "2", "--seconds", "2"]
+    assert main(["peers", *options]) == 0
+
+    (cell,) = json.loads((tmp_path / "peers.json").read_text())["cells"]
+    assert cell["requests"] > 5
+    assert cell["errors"] == cell["unfinished"] == 0
+    assert 0 < cell["ttft_p50_s"] <= cell["ttft_p99_s"]
+    assert cell["max_to_mean"] >= 1
+    assert "| haproxy leastconn | " in capsys.readouterr().out
+
+
+async def test_unfinished_requests_count_with_their_waiting_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "DRAIN_S", 0.2)
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n11\r\n: still waiting\n\n\r\n")  # no event
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
+        (sent,) = await runs.play([Request(0.0, "s", b"{}")], [server.sockets[0].getsockname()[1]])
+
+    assert sent.is_unfinished
+    assert (sent.wait_s or 0.0) >= 0.2
+
+
+def test_a_run_is_refused_if_the_client_was_late_or_a_process_was_busy() -> None:
+    assert not list(runs.refusals({"router 0": [0.1, 0.2]}, [0.001] * 100))
+    reasons = list(runs.refusals({"router 0": [0.1, 0.99, 0.99], "engine 0": [0.1]}, [0.05] * 100))
+    assert [reason.partition(" was")[0] for reason in reasons] == ["router 0", "the client"]
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_traffic_is_the_same_every_time_and_has_the_load(name: str) -> None:
+    workload, seconds = WORKLOADS[name], 5.0
+    requests = requests_of(workload, seconds, 1, 2, None)
+
+    assert requests == requests_of(workload, seconds, 1, 2, None)
+    assert requests != requests_of(workload, seconds, 2, 2, None)
+    assert [request.at_s for request in requests] == sorted(request.at_s for request in requests)
+    assert requests[-1].at_s == pytest.approx(seconds)
+    tokens = sum(len(request.body) for request in requests) / 4
+    assert tokens == pytest.approx(workload.load * 2 * PREFILL_RATE * seconds, rel=0.4)
+
+
+def test_the_page_shows_the_recorded_runs() -> None:
+    text = PAGE.read_text()
+    tables = tables_of(json.loads(RECORD.read_text()))
+
+    assert all(f"<!-- table {name} -->\n\n" + "".join(f"{line}\n" for line in tables[name]) in text for name in tables)
+
+
+def test_every_peer_is_locked_and_the_target_compares() -> None:
+    assert {router.program for router in ROUTERS.values()} - {"", "nginx", "haproxy"} == set(PACKAGE)
+    assert all(locked(package)[0].isdigit() for package in PACKAGE.values())
+    dry = subprocess.run(["make", "-n", "peers"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "deploy/bootstrap.py bench peers" in dry.stdout
