@@ -1,7 +1,5 @@
 """Every page, full and refused in both themes and at two widths, and empty: no axe violation, no sideways scrolling."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

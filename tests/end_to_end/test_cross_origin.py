@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import uvloop
 from msgspec.structs import replace
-from playwright.sync_api import BrowserContext
 
 from tests.fakes.replica import Call, fake_replicas, plain_answer, sse, streaming
 from tests.routing.proxy.harness import KEY, api_key, routed, with_keys
@@ -98,9 +97,7 @@ def site() -> Iterator[Site]:
         assert not thread.is_alive()
 
 
-def test_a_page_of_an_allowed_origin_reads_responses_streams_and_errors(
-    site: Site, new_context: Callable[..., BrowserContext]
-) -> None:
+def test_a_page_of_an_allowed_origin_reads_responses_streams_and_errors(site, new_context):
     page = new_context().new_page()
 
     def fetch(model: str = "tiny", key: str = f"Bearer {KEY}", **options: Any) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """The frame of each page, and the search dialog: nothing is cut off at small sizes and large text, keys reach all."""
 
-from __future__ import annotations
-
 import json
 from urllib.parse import urljoin
 

@@ -1,7 +1,5 @@
 """Keyboard only: sign in, find a replica, its charts and tables, an alert, a silence; no focus trap."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Signing in with a second factor and with single sign-on."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

@@ -1,7 +1,5 @@
 """Stored cross-site scripting: sixty payloads in every text field, and every page opened in a browser."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

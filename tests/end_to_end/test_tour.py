@@ -7,12 +7,11 @@ import subprocess
 import textwrap
 from datetime import UTC, datetime, timedelta
 from html import unescape
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from tests.end_to_end.keyboard import tab_to
 from tests.end_to_end.live_stack import (
@@ -66,7 +65,7 @@ def test_the_overview_shows_live_charts_within_a_minute_of_the_ready_line(stack,
     tab.goto(BLANK_PAGE)
 
 
-def test_the_lines_to_copy_reach_the_router(stack: LiveStack) -> None:
+def test_the_lines_to_copy_reach_the_router(stack):
     with signed_in(stack.web) as browser:
         page = browser.get("/start/").text
     lines = [unescape(text) for text in re.findall(r"<textarea[^>]*>\n(.*?)</textarea>", page, re.DOTALL)]
@@ -93,7 +92,7 @@ def base_url(lines: str) -> str:
     return found[1]
 
 
-def test_the_tour_s_drop_shows_its_alert_with_the_revision_as_its_cause(stack: LiveStack, tmp_path: Path) -> None:
+def test_the_tour_s_drop_shows_its_alert_with_the_revision_as_its_cause(stack, tmp_path):
     stack.until(lambda: traffic_lines(stack) >= LINES, 240 * slowdown(), "two minutes of traffic")
     with stack.rest() as rest:
         assert drops(rest) == []
@@ -131,7 +130,7 @@ def test_the_tour_s_drop_shows_its_alert_with_the_revision_as_its_cause(stack: L
         stack.until(lambda: named() == random["number"], 60 * slowdown(), "the revision as the drop's cause")
 
 
-def test_a_verdict_is_a_minute_away_by_keyboard_alone(stack: LiveStack, chromium: Browser) -> None:
+def test_a_verdict_is_a_minute_away_by_keyboard_alone(stack, chromium):
     page = chromium.new_context(viewport={"width": 1280, "height": 800}).new_page()
     page.goto(f"{stack.web}/")
     tab_to(page, "Username")
@@ -157,7 +156,7 @@ def test_a_verdict_is_a_minute_away_by_keyboard_alone(stack: LiveStack, chromium
     page.context.close()
 
 
-def test_the_command_line_and_rest_bring_the_same_prediction(stack: LiveStack, tmp_path: Path) -> None:
+def test_the_command_line_and_rest_bring_the_same_prediction(stack, tmp_path):
     with signed_in(stack.web) as browser:
         token = admin_token(browser)
     command = ".venv/bin/python -m controlplane.cli --json what-if default -s strategy=lowest_cost"
@@ -182,7 +181,7 @@ def test_the_command_line_and_rest_bring_the_same_prediction(stack: LiveStack, t
         assert rest.get(f"what-ifs/{printed['id']}").json()["result"] == result
 
 
-def test_the_screenshots_show_the_overview_in_both_themes(stack: LiveStack, chromium: Browser, tmp_path: Path) -> None:
+def test_the_screenshots_show_the_overview_in_both_themes(stack, chromium, tmp_path):
     light, dark = (file.read_bytes() for file in capture(chromium, stack.web, tmp_path))
     assert light != dark
     for image in (light, dark):
@@ -190,7 +189,7 @@ def test_the_screenshots_show_the_overview_in_both_themes(stack: LiveStack, chro
         assert struct.unpack(">II", image[16:24]) == tuple(SIZE.values())
 
 
-def test_the_roll_back_brings_the_hit_rate_back_in_the_time_of_the_tour(stack: LiveStack) -> None:
+def test_the_roll_back_brings_the_hit_rate_back_in_the_time_of_the_tour(stack):
     *_, rolled_back_s, back_s = stated_s()
     assert back_s <= 300, "a tour of five minutes"
     with stack.rest() as rest:

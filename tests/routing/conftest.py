@@ -1,13 +1,19 @@
-"""Fake replicas and a collector of traces for a router."""
+"""The event loop of the product, fake replicas, and a collector of traces for a router."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
+import uvloop
 
 from tests.fakes.otlp_receiver import OtlpReceiver, receiving
 from tests.fakes.replica import FakeReplica, fake_replicas
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture

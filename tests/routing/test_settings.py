@@ -1,7 +1,5 @@
 """Settings of ``serve``: command line over environment over defaults."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

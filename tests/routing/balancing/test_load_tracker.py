@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from routing.balancing.candidates import REQUEST_TOKENS, Candidates
-from routing.balancing.load_tracker import MAX_STALE_ENTRIES, LoadTracker, Ticket
+from routing.balancing.load_tracker import JOURNAL_ENTRIES, MAX_STALE_ENTRIES, LoadTracker, Ticket
 from routing.types import ReplicaId
 from tests.routing.building import names
 
@@ -70,6 +70,17 @@ def test_the_audit_reports_differences():
     tracker.load(A).running += 1
     tracker.load(B).waiting_tokens -= 5
     assert tracker.audit([ticket]) == {A: (1, 0), B: (0, -5)}
+
+
+def test_a_reader_that_is_too_far_behind_gets_none():
+    tracker = LoadTracker()
+    begin = tracker.position
+    for _ in range(JOURNAL_ENTRIES):
+        tracker.dispatch(A, 1).end()
+
+    assert tracker.changes_since(begin) is None
+    assert tracker.changes_since(tracker.position - 2) == [tracker.load(A), tracker.load(A)]
+    assert tracker.position - begin == 2 * JOURNAL_ENTRIES
 
 
 class Clock:

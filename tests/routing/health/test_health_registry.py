@@ -1,7 +1,5 @@
 """The health registry that placement reads, and slow starts."""
 
-from __future__ import annotations
-
 import pytest
 
 from routing.balancing.load_tracker import LoadTracker

@@ -79,13 +79,6 @@ def test_the_floor_applies_without_traffic():
     assert budget.rejected == 1
 
 
-def test_traffic_allows_a_share_of_retries():
-    budget = RetryBudget(0.2, 0)
-    budget.tick(100, 0)
-    budget.tick(101, 1000)
-    assert spend_all(budget) == 200
-
-
 def test_old_traffic_and_retries_do_not_count():
     budget = RetryBudget(0.2, 1)
     budget.tick(100, 0)
@@ -108,7 +101,7 @@ def test_retries_stay_below_ratio_and_floor():
     assert tries >= 0.19 * requests, "the budget allows almost all permitted retries"
 
 
-# ---  ---
+# --- concurrency limits ---
 
 
 @dataclass(eq=False)

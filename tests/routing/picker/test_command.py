@@ -1,7 +1,5 @@
 """``python -m routing picker`` as a process, and its settings."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

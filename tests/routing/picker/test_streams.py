@@ -255,7 +255,7 @@ async def test_a_response_counts_at_the_replica_that_served_it():
         picked = await stream.request()
         names = {endpoint(replica): replica.name for replica in three}
         first, second, third = (names[item] for item in picked.endpoints)
-        assert harness.router.balancer.loads.load(first).running == 1
+        assert harness.loads.load(first).running == 1
         await stream.send(
             response_headers={"headers": pairs([(":status", "200")])},
             attributes={
@@ -263,7 +263,7 @@ async def test_a_response_counts_at_the_replica_that_served_it():
             },
         )
         fields = fields_of((await stream.read()).response_headers.response)
-        loads = [harness.router.balancer.loads.load(name).running for name in (first, second, third)]
+        loads = [harness.loads.load(name).running for name in (first, second, third)]
         await stream.send(response_body={"body": PLAIN, "end_of_stream": True})
         (decision,) = await decisions(harness)
         _, metrics = await harness.admin("GET", "/metrics")
@@ -304,7 +304,7 @@ async def test_replicas_that_keep_failing_are_ejected():
             assert picked.endpoints[0] == first
             await stream.response(PLAIN, served=picked.endpoints[1])
         assert (await EnvoyStream(channel).request()).endpoints[0] != first
-        assert list(harness.router.balancer.breakers.ejections.values()) == [1]
+        assert list(harness.breakers.ejections.values()) == [1]
 
 
 @pytest.mark.parametrize("ends", ["half-close", "cancel"])

@@ -1,7 +1,5 @@
 """Spans of requests that Envoy carries, and the trace context that replicas get."""
 
-from __future__ import annotations
-
 import json
 
 from tests.fakes.otlp_receiver import PARENT, TRACE, server_and_clients

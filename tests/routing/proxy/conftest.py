@@ -1,20 +1,13 @@
-"""The router's event loop, and a store of response caches."""
+"""A store of response caches."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import pytest
-import uvloop
 from redis import Redis
 
 from routing.response_cache import store as store_module
-
-
-def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture

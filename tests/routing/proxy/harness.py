@@ -20,11 +20,15 @@ from cryptography import x509
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
+from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.placement import CandidateLoads
+from routing.balancing.replicas import HealthRegistry
+from routing.health.circuit_breaker import CircuitBreakers
 from routing.http.tls import TlsFiles
 from routing.observability.decision_log import DecisionRing, Record
 from routing.proxy.config_store import Swap
 from routing.proxy.router import Router
+from routing.response_cache.cache import ResponseCaches
 from routing.schema import (
     Access,
     ApiKey,
@@ -99,6 +103,22 @@ class Harness:
         data = self.server.data
         assert isinstance(data, SingleProcess)
         return data.router
+
+    @property
+    def breakers(self) -> CircuitBreakers:
+        return self.router.balancer.breakers
+
+    @property
+    def health(self) -> HealthRegistry:
+        return self.router.balancer.health
+
+    @property
+    def loads(self) -> LoadTracker:
+        return self.router.balancer.loads
+
+    @property
+    def caches(self) -> ResponseCaches:
+        return self.router.services.all_response_caches
 
     @property
     def port(self) -> int:

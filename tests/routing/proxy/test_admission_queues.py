@@ -278,7 +278,7 @@ async def test_an_admitted_request_without_a_replica_gets_503(replica):
         second = ask(harness, "1")
         await waiting(harness, 1)
         replica.health_status = 500
-        await harness.until(lambda: not harness.router.balancer.health.is_up("replica-0"), "it to be down")
+        await harness.until(lambda: not harness.health.is_up("replica-0"), "it to be down")
         await held_requests.answer_next()
         assert [(await task).status for task in (first, second)] == [200, 503]
         await harness.at_rest()

@@ -393,7 +393,7 @@ async def test_the_streams_of_an_ejected_engine_go_on_elsewhere(two):
     async with routed(config(two, breaker=BreakerConfig(stall_s=0.2))) as harness:
         task, first, other = await begun(harness, two)
         other.script = says(" keeps blocks.")
-        harness.router.balancer.breakers.record_stall(ReplicaId(first.name), "silent", Cause.STALLED)
+        harness.breakers.record_stall(ReplicaId(first.name), "silent", Cause.STALLED)
         assert (await task).text == "The prefix cache keeps blocks."
 
 

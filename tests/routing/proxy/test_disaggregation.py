@@ -317,7 +317,7 @@ async def test_the_replica_of_a_decode_leg_is_chosen_again_if_it_is_down_by_then
         _, explanation = await explained(harness, prompt())
         request = asyncio.create_task(harness.chat(prompt()))
         await three[0].wait_calls(1)
-        harness.router.balancer.health.mark(explanation["replica"], up=False)
+        harness.health.mark(explanation["replica"], up=False)
         gate.opened.set()
         response = await request
         await harness.at_rest()

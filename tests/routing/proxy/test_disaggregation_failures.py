@@ -109,7 +109,7 @@ async def test_a_prefill_replica_that_refuses_connections_is_found_to_be_down(th
     async with routed(whole) as harness:
         for number in range(6):
             assert (await harness.chat(prompt(str(number)))).status == 200
-        await harness.until(lambda: not harness.router.balancer.health.is_up("replica-0"), "the health check")
+        await harness.until(lambda: not harness.health.is_up("replica-0"), "the health check")
         assert (await harness.chat(prompt("last"))).headers["x-warmpath-prefill-replica"] == "replica-1"
         await harness.at_rest()
 
@@ -147,7 +147,7 @@ async def test_replicas_are_compared_with_those_that_do_the_same_work():
                 await asyncio.sleep(0.4)
                 later.cancel()
             await responses
-            assert harness.router.balancer.breakers.ejections == {}
+            assert harness.breakers.ejections == {}
 
 
 async def test_the_retry_budget_limits_further_legs(three):
@@ -169,10 +169,10 @@ async def test_failing_legs_eject_their_replica_and_a_probe_readmits_it(two):
     async with routed(whole) as harness:
         await harness.chat(prompt("a"))
         await harness.chat(prompt("b"))
-        await harness.until(lambda: harness.router.balancer.breakers.not_closed, "the ejection")
+        await harness.until(lambda: harness.breakers.not_closed, "the ejection")
         two[0].script = prefilling()
         number = 0
-        while harness.router.balancer.breakers.not_closed:
+        while harness.breakers.not_closed:
             number += 1
             assert (await harness.chat(prompt(f"c{number}"))).status == 200
         assert (await harness.chat(prompt("d"))).headers["x-warmpath-prefill-replica"] == "replica-0"
@@ -188,7 +188,7 @@ async def test_all_prefill_replicas_may_be_ejected_but_only_half_of_the_others()
         async with routed(whole) as harness:
             for number in range(20):
                 assert (await harness.chat(prompt(f"{number} "))).status == 500
-            ejected = {replica for _, replica, _ in harness.router.balancer.breakers.ejections}
+            ejected = {replica for _, replica, _ in harness.breakers.ejections}
             await harness.at_rest()
 
     assert ejected - {"replica-2", "replica-3"} == {"replica-0", "replica-1"}
@@ -361,7 +361,7 @@ async def test_a_decode_replica_that_cannot_fetch_the_blocks_gets_the_request_wi
         response = await harness.chat(prompt(stream=True))
         await harness.at_rest()
         found, record = await legs(harness), await last_prefill(harness)
-        breakers = dict(harness.router.balancer.breakers.not_closed)
+        breakers = dict(harness.breakers.not_closed)
 
     assert (response.status, response.body) == (200, sse({"n": 1}))
     assert [has_parameters(call) for call in two[1].calls] == [True, False]

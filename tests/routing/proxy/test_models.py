@@ -123,7 +123,7 @@ async def test_each_adapter_uses_two_replicas_and_adapters_differ_in_them(four):
         assert frozenset[str]().union(*serving.values()) == {it.name for it in four}
         assert len(await used_replicas(harness, "tiny")) == 4
         down, other = sorted(serving["0"])
-        harness.router.balancer.health.mark(ReplicaId(down), up=False)
+        harness.health.mark(ReplicaId(down), up=False)
         after = await used_replicas(harness, "0")
     assert other in after
     assert down not in after
@@ -163,7 +163,7 @@ async def test_replicas_report_their_adapters(two):
         it.on_models_read = script(it.name)
     snapshot = named(two, None, None, health=HealthCheck(interval_s=0.01))
     async with routed(snapshot) as harness:
-        health = harness.router.balancer.health
+        health = harness.health
 
         def holders() -> list[bool]:
             return [health.has_adapter(ReplicaId(it.name), "sql") for it in two]

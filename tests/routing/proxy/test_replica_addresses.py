@@ -63,9 +63,7 @@ async def test_replicas_get_requests_only_at_permitted_addresses(networks, is_pe
             assert response.status == 200
             return
         assert response.status in {502, 503}
-        await harness.until(
-            lambda: not harness.router.balancer.health.is_up("replica-0"), "its health check to see it too"
-        )
+        await harness.until(lambda: not harness.health.is_up("replica-0"), "its health check to see it too")
         _, shown = await harness.admin("GET", "/admin/replicas")
         assert "its address is not permitted" in shown["replicas"][0]["reason"]
     assert (replica.calls, replica.connections, replica.probes) == ([], 0, 0)
@@ -128,5 +126,5 @@ async def test_new_networks_apply_from_the_next_configuration(replica):
         await harness.push(restricted(configuration, ELSEWHERE), 2)
         assert (await harness.chat()).status in {502, 503}
         await harness.push(restricted(configuration, LOOPBACK), 3)
-        await harness.until(lambda: harness.router.balancer.health.is_up("replica-0"), "it to be asked again")
+        await harness.until(lambda: harness.health.is_up("replica-0"), "it to be asked again")
         assert (await harness.chat()).status == 200

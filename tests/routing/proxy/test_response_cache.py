@@ -341,7 +341,7 @@ async def test_after_a_leader_that_fails_all_followers_are_sent_at_once(replica)
     replica.script = fail
     async with routed(cached(replica.url, ResponseCache())) as harness:
         tasks = [asyncio.create_task(send(harness, GREEDY)) for _ in range(8)]
-        flights = harness.router.services.all_response_caches.flights
+        flights = harness.caches.flights
         await harness.until(lambda: [len(flight.followers) for flight in flights.values()] == [7], "followers")
         may_fail.set()
         received = await asyncio.gather(*tasks)
@@ -368,7 +368,7 @@ async def test_a_follower_waits_no_longer_than_for_a_replica(replica):
         follower = await asyncio.wait_for(send(harness, GREEDY), DEADLINE_S)
         may_end.set()
         assert [follower.status, follower.cache, (await leader).status] == [200, "miss", 200]
-        assert harness.router.services.all_response_caches.flights == {}
+        assert harness.caches.flights == {}
 
 
 async def test_explain_says_whether_the_cache_would_answer(stand_in):
@@ -384,7 +384,7 @@ async def test_explain_says_whether_the_cache_would_answer(stand_in):
         after = await explained(GREEDY | {"stream": True})
         sampled = await explained(GREEDY | {"temperature": 1})
         elsewhere = await explained(GREEDY, group="")
-        requests = harness.router.services.all_response_caches.lines()
+        requests = harness.caches.lines()
         assert sum(line.endswith('result="miss"} 1') for line in requests) == 1  # explanations count nothing
 
     key = first.headers["x-warmpath-cache-key"]
@@ -446,7 +446,7 @@ async def test_a_store_that_fails_costs_a_few_milliseconds_and_no_error(replica,
 async def test_an_entry_that_is_too_old_for_a_request_is_replaced(stand_in):
     async with router_before(stand_in) as harness:
         first = await send(harness, GREEDY)
-        memory = harness.router.services.all_response_caches.memory
+        memory = harness.caches.memory
         (name,) = memory.matching(re.compile(""))
         entry = memory.get(name, 0.0)
         assert entry is not None
@@ -555,7 +555,7 @@ async def test_requests_that_began_before_a_purge_store_nothing_and_are_followed
     replica.script = wait
     async with routed(cached(replica.url, ResponseCache())) as harness:
         early = [asyncio.create_task(send(harness, GREEDY)) for _ in range(3)]
-        flights = harness.router.services.all_response_caches.flights
+        flights = harness.caches.flights
         await harness.until(lambda: [len(flight.followers) for flight in flights.values()] == [2], "followers")
         assert (await purge(harness))[0] == 200
         late = asyncio.create_task(send(harness, GREEDY))
@@ -563,7 +563,7 @@ async def test_requests_that_began_before_a_purge_store_nothing_and_are_followed
         may_respond.set()
         received = [response.cache for response in await asyncio.gather(*early, late)]
         after = await send(harness, GREEDY)
-        assert harness.router.services.all_response_caches.flights == {}
+        assert harness.caches.flights == {}
 
     assert sorted(received) == ["hit", "hit", "miss", "miss"]
     assert received[3] == "miss"
@@ -587,7 +587,7 @@ async def test_a_request_from_before_a_purge_does_not_end_the_flight_of_a_later_
         await replica.wait_calls(2)
         may_respond[0].set()
         await early
-        flights = harness.router.services.all_response_caches.flights
+        flights = harness.caches.flights
         follower = asyncio.create_task(send(harness, GREEDY))
         await harness.until(lambda: [len(flight.followers) for flight in flights.values()] == [1], "a follower")
         may_respond[1].set()
@@ -601,7 +601,7 @@ async def test_an_entry_that_was_read_from_the_store_during_a_purge_does_not_sta
     async with router_before(stand_in) as harness:
         await send(harness, GREEDY)
         await harness.until(lambda: stored.dbsize() == 1, "the entry to be written")
-        caches = harness.router.services.all_response_caches
+        caches = harness.caches
         caches.memory.clear()
         store, may_return, is_read = caches.store, asyncio.Event(), asyncio.Event()
         assert store is not None

@@ -149,7 +149,7 @@ async def router_before(
 ) -> AsyncIterator[Harness]:
     two[0].script, two[1].script = Engine(), embedding
     async with routed(fleet(two, cache, **fields)) as harness:
-        harness.router.services.all_response_caches.semantic.random = Random(SEED)
+        harness.caches.semantic.random = Random(SEED)
         yield harness
 
 
@@ -160,7 +160,7 @@ def body_of(question: str, **fields: Any) -> dict[str, Any]:
 async def send(harness: Harness, body: dict[str, Any], **headers: str) -> Received:
     """Send a request, and wait until the background work for it is done."""
     received = await send_only(harness, body, **headers)
-    tasks = harness.router.services.all_response_caches.semantic._tasks
+    tasks = harness.caches.semantic._tasks
     await harness.until(lambda: not tasks, "background work")
     return received
 
@@ -181,12 +181,12 @@ async def state(harness: Harness, group: str = "faq") -> str:
 
 
 def evidence_of(harness: Harness, group: str = "faq") -> Evidence:
-    return harness.router.services.all_response_caches.semantic._groups["chat", group].evidence
+    return harness.caches.semantic._groups["chat", group].evidence
 
 
 def anonymous(harness: Harness) -> str:
     """The caller of requests without credentials, where the router checks no keys."""
-    keys = harness.router.services.all_response_caches._keys
+    keys = harness.caches._keys
     return keys._caller_of(Scope(pool="chat", group="faq", model="tiny", tenant="", key="", credentials=b""))
 
 
@@ -249,7 +249,7 @@ async def test_without_a_semantic_cache_nothing_is_embedded(two):
     async with routed(fleet(two, None)) as harness:
         for number in range(3):
             await send_only(harness, body_of(f"About topicaa {number}"))
-        assert harness.router.services.all_response_caches.semantic is None
+        assert harness.caches.semantic is None
 
     assert two[1].calls == []
 
@@ -407,7 +407,7 @@ async def test_identical_requests_share_the_hit_of_the_first_unless_they_refuse(
         two[1].script = embed_later
         asked = body_of("Please explain topicaa")
         tasks = [asyncio.create_task(send_only(harness, asked)) for _ in range(4)]
-        flights = harness.router.services.all_response_caches.flights
+        flights = harness.caches.flights
         await harness.until(lambda: [len(flight.followers) for flight in flights.values()] == [3], "followers")
         refusing = asyncio.create_task(send_only(harness, asked | {"cache": {"semantic": False}}))
         await harness.until(lambda: [len(flight.followers) for flight in flights.values()] == [4], "followers")
@@ -426,7 +426,7 @@ async def test_entries_that_are_gone_are_no_hits_and_leave_the_index(two):
     async with router_before(two) as harness:
         await send(harness, body_of("Tell me about topicaa"))
         trust(harness)
-        harness.router.services.all_response_caches.memory.clear()
+        harness.caches.memory.clear()
         received = await send(harness, body_of("Please explain topicaa"))
         ((_, entries),) = await metrics(harness, "index_entries", group="faq")
 
@@ -438,7 +438,7 @@ async def test_a_purge_removes_the_vectors_of_its_entries_too(two):
     async with router_before(two) as harness:
         await send(harness, body_of("Tell me about topicaa"))
         trust(harness)
-        caches = harness.router.services.all_response_caches
+        caches = harness.caches
         await caches.forget(CachePurge(pool="chat", group="another"))
         kept = await metrics(harness, "index_entries", group="faq")
         await caches.forget(CachePurge(pool="chat", group="faq"))
@@ -535,11 +535,9 @@ async def test_a_pool_of_embeddings_that_fails_costs_a_miss_and_little_time(two,
         received = [await send_only(harness, body_of(f"Please explain topicaa {at}")) for at in range(20)]
         duration_s = perf_counter() - started
         repeated = await send_only(harness, body_of("Please explain topicaa 0"))
-        await harness.until(
-            lambda: not harness.router.services.all_response_caches.semantic._tasks, "the background work to end"
-        )
+        await harness.until(lambda: not harness.caches.semantic._tasks, "the background work to end")
         errors = {labels["kind"] for labels, _ in await metrics(harness, "errors_total", group="faq")}
-        assert harness.router.balancer.loads.load("b").running == 0
+        assert harness.loads.load("b").running == 0
 
     assert {response.status for response in received} == {200}
     assert {response.cache for response in received} == {"miss"}
@@ -551,7 +549,7 @@ async def test_a_pool_of_embeddings_that_fails_costs_a_miss_and_little_time(two,
 async def test_a_burst_of_misses_has_bounded_background_work(two, monkeypatch):
     monkeypatch.setattr(semantic_module, "MAX_TASKS", 4)
     async with router_before(two, SHADOW, embedding=hanging) as harness:
-        semantic = harness.router.services.all_response_caches.semantic
+        semantic = harness.caches.semantic
         await asyncio.gather(*(send_only(harness, body_of(f"About topicaa {at}")) for at in range(20)))
         tasks = len(semantic._tasks)
         rows = await metrics(harness, "errors_total", group="faq", kind="dropped")
@@ -661,7 +659,7 @@ async def test_a_purge_removes_the_shared_vectors_of_its_task_group(two, stored)
     async with router_before(two) as harness:
         for group in ("faq", "other"):
             await send(harness, body_of("Tell me about topicaa"), X_Task_Group=group)
-        caches = harness.router.services.all_response_caches
+        caches = harness.caches
         kept = []
         for dry_run in (True, False):
             await caches.purge_store(CachePurge(pool="chat", group="faq", namespace="", dry_run=dry_run))

@@ -55,12 +55,12 @@ def engines(replicas: list[FakeReplica]) -> list[Engine]:
 
 async def is_out(harness: Harness, replica: str, within_s: float) -> None:
     started_at = time.monotonic()
-    await harness.until(lambda: not harness.router.balancer.health.is_up(replica), "the replica to be out")
+    await harness.until(lambda: not harness.health.is_up(replica), "the replica to be out")
     assert is_within(time.monotonic() - started_at, within_s)
 
 
 def causes(harness: Harness) -> set[str]:
-    return {cause for _, _, cause in harness.router.balancer.breakers.ejections}
+    return {cause for _, _, cause in harness.breakers.ejections}
 
 
 @asynccontextmanager
@@ -118,7 +118,7 @@ async def test_a_slow_replica_is_probed_until_a_whole_response_and_then_starts_s
         async with going(load):
             engines_made[0].between_s = 3.0
             await is_out(harness, "replica-0", FOUND_S)
-            requests, opened = engines_made[0].requests, harness.router.balancer.breakers.ejections
+            requests, opened = engines_made[0].requests, harness.breakers.ejections
             before = opened["chat", "replica-0", "slow"]
             await harness.until(lambda: opened["chat", "replica-0", "slow"] >= before + 2, "probes to fail")
             tried = (
@@ -128,9 +128,7 @@ async def test_a_slow_replica_is_probed_until_a_whole_response_and_then_starts_s
                 "one at a time, though its first bytes are quick"
             )
             engines_made[0].between_s = 0.02
-            await harness.until(
-                lambda: harness.router.balancer.breakers.state("replica-0") == "closed", "it to prove well"
-            )
-            assert harness.router.balancer.health.share("replica-0") < 1.0
+            await harness.until(lambda: harness.breakers.state("replica-0") == "closed", "it to prove well")
+            assert harness.health.share("replica-0") < 1.0
         await load.ended()
         await harness.at_rest()

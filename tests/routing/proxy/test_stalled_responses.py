@@ -110,7 +110,7 @@ class Clients:
 
 
 def is_out(harness: Harness, name: str = "replica-0") -> Callable[[], bool]:
-    return lambda: not harness.router.balancer.health.is_up(ReplicaId(name))
+    return lambda: not harness.health.is_up(ReplicaId(name))
 
 
 def with_pool(configuration: RouterConfig, **changes: object) -> RouterConfig:
@@ -144,7 +144,7 @@ async def test_a_slow_engine_that_makes_progress_stays(is_prefilling, two):
     async with routed(config(two, breaker=QUICK, health=PATIENT)) as harness:
         responses = await asyncio.gather(*(harness.chat() for _ in range(6)))
         assert [response.status for response in responses] == [200] * 6
-        assert (harness.router.balancer.breakers.ejections, [replica.token_probes for replica in two]) == ({}, [[], []])
+        assert (harness.breakers.ejections, [replica.token_probes for replica in two]) == ({}, [[], []])
         assert all(replica.reads < 30 for replica in two), "at most one every third of stall_s"
 
 
@@ -169,7 +169,7 @@ async def test_an_idle_engine_that_answers_a_probe_stays(two):
         replica.script = fetching
     async with routed(config(two, breaker=QUICK, health=PATIENT)) as harness:
         assert (await harness.chat()).status == 200
-        assert harness.router.balancer.breakers.ejections == {}
+        assert harness.breakers.ejections == {}
         probes = sum(len(replica.token_probes) for replica in two)
         assert 1 <= probes <= 4, "after 0.4, 0.8 and 1.6 s at the soonest"
 
@@ -186,7 +186,7 @@ async def test_an_engine_that_rejects_the_probe_is_stalled_if_it_has_requests(kn
             await harness.until(is_out(harness), "it to be out")
         else:
             await harness.until(lambda: two[0].reads > 6, "its counters to be read for a while")
-            assert harness.router.balancer.breakers.ejections == {}
+            assert harness.breakers.ejections == {}
             first.runs.set()
         assert {response.status for response in await asyncio.gather(*waiting)} == {200}
         assert second.running == 0
@@ -211,9 +211,9 @@ async def test_an_engine_without_counters_gets_the_time_of_the_whole_prefill(two
         replica.script = slow_once
     async with routed(config(two, breaker=QUICK, health=PATIENT)) as harness:
         assert (await harness.chat(json.dumps(long).encode())).status == 200
-        assert harness.router.balancer.breakers.ejections == {}
+        assert harness.breakers.ejections == {}
         assert (await harness.chat()).status == 200
-        assert len(harness.router.balancer.breakers.ejections) == 1
+        assert len(harness.breakers.ejections) == 1
 
 
 async def test_late_counters_are_no_stall(two):
@@ -226,7 +226,7 @@ async def test_late_counters_are_no_stall(two):
     async with routed(config(two, breaker=QUICK, health=PATIENT)) as harness:
         responses: list[Response] = await asyncio.gather(*(harness.chat() for _ in range(4)))
         assert [response.status for response in responses] == [200] * 4
-        assert harness.router.balancer.breakers.ejections == {}
+        assert harness.breakers.ejections == {}
 
 
 async def test_a_probe_has_the_pools_model_and_the_replicas_key(two):
@@ -251,7 +251,7 @@ async def test_requests_leave_a_stalled_replica_that_is_down(two):
         first.stop()
         waiting = [asyncio.create_task(harness.chat()) for _ in range(4)]
         assert {response.status for response in await asyncio.gather(*waiting)} == {200}
-        assert harness.router.balancer.breakers.ejections == {}
+        assert harness.breakers.ejections == {}
 
 
 async def test_an_engine_with_long_steps_gets_few_probes(replica):

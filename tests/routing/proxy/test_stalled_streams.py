@@ -12,6 +12,7 @@ import pytest
 
 from routing.schema import BreakerConfig, Limits
 from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, Script, chunk, sse
+from tests.pace import is_within
 from tests.routing.proxy.harness import DEADLINE_S, Harness, config, routed
 from tests.routing.proxy.streams import STREAM, WHOLE, Load
 from tests.side_by_side import alone
@@ -61,7 +62,7 @@ def engines(replicas: list[FakeReplica], **options: float | None) -> list[Engine
 
 
 async def is_out(harness: Harness, name: str = "replica-0") -> None:
-    await harness.until(lambda: not harness.router.balancer.health.is_up(name), f"{name} to be out")
+    await harness.until(lambda: not harness.health.is_up(name), f"{name} to be out")
 
 
 @pytest.mark.parametrize(("sends_head", "comments_s"), [(True, None), (False, None), (True, 0.05)])
@@ -111,7 +112,7 @@ async def test_comments_of_streams_in_progress_do_not_hide_a_stall(two):
         in_progress = asyncio.create_task(harness.chat(STREAM))
         await harness.until(lambda: first, "a stream in progress")
         assert [(await harness.chat(STREAM)).body for _ in range(2)] == [WHOLE] * 2
-        assert not harness.router.balancer.health.is_up(first[0].name)
+        assert not harness.health.is_up(first[0].name)
         in_progress.cancel()
         await asyncio.gather(in_progress, return_exceptions=True)
 
@@ -145,11 +146,8 @@ async def test_a_stalled_replica_is_readmitted_by_a_probe_and_starts_slowly(two)
         shares = set()
 
         def is_back() -> bool:
-            shares.add(harness.router.balancer.health.share("replica-0"))
-            return (
-                harness.router.balancer.breakers.not_closed == {}
-                and harness.router.balancer.health.share("replica-0") == 1.0
-            )
+            shares.add(harness.health.share("replica-0"))
+            return harness.breakers.not_closed == {} and harness.health.share("replica-0") == 1.0
 
         more = asyncio.create_task(load.run(3.0))
         await harness.until(is_back, "it to have its whole share")
@@ -165,8 +163,8 @@ async def test_when_all_stall_half_stays_and_no_request_is_rejected(two):
         for engine in both:
             engine.runs.clear()
         waiting = [asyncio.create_task(harness.chat(STREAM)) for _ in range(6)]
-        await harness.until(lambda: len(harness.router.balancer.breakers.ejections) > 0, "one to be out")
-        assert any(harness.router.balancer.health.is_up(name) for name in ("replica-0", "replica-1"))
+        await harness.until(lambda: len(harness.breakers.ejections) > 0, "one to be out")
+        assert any(harness.health.is_up(name) for name in ("replica-0", "replica-1"))
         for engine in both:
             engine.runs.set()
         for response in await asyncio.gather(*waiting):
@@ -182,6 +180,18 @@ async def test_streams_that_may_not_be_retried_wait(two):
         await is_out(harness)
         both[0].runs.set()
         assert {response.status for response in await asyncio.gather(*waiting)} == {200}
+
+
+@alone
+async def test_at_the_defaults_a_stall_ends_within_five_seconds(two):
+    first, _ = engines(two)
+    async with routed(config(two)) as harness:
+        first.runs.clear()
+        started_at = time.monotonic()
+        waiting = [asyncio.create_task(harness.chat(STREAM)) for _ in range(4)]
+        await is_out(harness)
+        assert is_within(time.monotonic() - started_at, 5.0)
+        assert {response.body for response in await asyncio.gather(*waiting)} == {WHOLE}
 
 
 @alone
@@ -234,7 +244,7 @@ async def test_an_error_in_pieces_is_no_silence(two):
         harness.router._run_housekeeping()
         goes_on.set()
         assert (await pending).status == 500
-        assert harness.router.balancer.breakers.ejections == {}
+        assert harness.breakers.ejections == {}
 
 
 async def test_an_older_stalled_stream_does_not_fail_the_probe(two):
@@ -253,7 +263,7 @@ async def test_an_older_stalled_stream_does_not_fail_the_probe(two):
         (forgotten,) = (await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED))[1]
         load = Load(harness, rate=50)
         asking = asyncio.create_task(load.run(DEADLINE_S))
-        await harness.until(lambda: harness.router.balancer.breakers.not_closed == {}, "it to prove well")
+        await harness.until(lambda: harness.breakers.not_closed == {}, "it to prove well")
         assert not forgotten.done()
         for task in (asking, forgotten):
             task.cancel()

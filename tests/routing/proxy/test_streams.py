@@ -9,14 +9,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from routing.http.usage import MAX_PRELUDE_BYTES
-from routing.schema import ConcurrencyConfig, LowestCostSettings, StreamUsage
+from routing.schema import ConcurrencyConfig, Limits, LowestCostSettings, RouterConfig, StreamUsage
 from routing.types import ReplicaId
 from tests.fakes.replica import (
     LAST_CHUNK,
     STREAM_HEAD,
     Call,
+    FakeReplica,
     answering,
     chunk,
     plain_answer,
@@ -63,7 +65,7 @@ async def test_a_streamed_response_has_both(replica):
     replica.script = slow
     async with routed(config([replica])) as harness:
         task = asyncio.create_task(harness.chat(STREAM))
-        load = harness.router.balancer.loads.load("replica-0")
+        load = harness.loads.load("replica-0")
         await harness.until(lambda: load.running and not load.waiting, "the first token")
         later = asyncio.get_running_loop().call_later(0.1, released.set)
         await task
@@ -78,7 +80,7 @@ async def test_a_streamed_response_has_both(replica):
 
 async def test_prefill_rates_are_learned_from_streamed_responses_only(replica):
     async with routed(config([replica], settings=LowestCostSettings())) as harness:
-        prefill = harness.router.balancer.loads.load("replica-0").prefill
+        prefill = harness.loads.load("replica-0").prefill
         replica.script = answering(USAGE)
         await harness.chat(json.dumps(LONG).encode())
         assert prefill.samples == 0
@@ -98,7 +100,7 @@ async def test_a_prefill_rate_is_without_the_wait_in_the_admission_queue(replica
     async with routed(config([replica], settings=LowestCostSettings(), concurrency=queue)) as harness:
         await asyncio.gather(*(harness.chat(body) for _ in range(4)))
         mean_ttft_s = sum(record["ttft_s"] for record in harness.decisions) / 4  # 1, 2, 3 and 4 times the engine's
-        prefill = harness.router.balancer.loads.load("replica-0").prefill
+        prefill = harness.loads.load("replica-0").prefill
 
     assert prefill.samples == 4
     assert prefill.tokens_per_s > 1.5 * 4294 / mean_ttft_s
@@ -116,7 +118,7 @@ async def test_a_prefill_rate_is_learned_from_a_retry_without_the_failed_attempt
     async with routed(config(two)) as harness:
         response = await harness.chat(json.dumps({**LONG, "stream": True}).encode())
         (decision,) = harness.decisions
-        prefill = harness.router.balancer.loads.load(response.replica).prefill
+        prefill = harness.loads.load(response.replica).prefill
 
     assert (decision["retries"], prefill.samples) == (1, 1)
     assert decision["ttft_s"] >= 0.3
@@ -324,7 +326,7 @@ async def test_a_waiting_plain_request_counts_as_prefilled_at_a_later_first_toke
 
     replica.script = engine
     async with routed(config([replica])) as harness:
-        load = harness.router.balancer.loads.load("replica-0")
+        load = harness.loads.load("replica-0")
         load.prefill.learn(1000, 10.0)  # 100 tokens/s: it is not done by estimate
         plain = asyncio.create_task(harness.chat(json.dumps(LONG).encode()))
         await replica.wait_calls(1)
@@ -399,9 +401,7 @@ async def test_a_stream_of_any_framing_stays_readable(replica, framing, halves):
         cut = wire.index(TOKEN) + len(TOKEN) if halves else len(wire)
         await call.send(wire[:cut])
         if halves:
-            await harness.until(
-                lambda: harness.router.balancer.loads.load("replica-0").running, "the first event to arrive"
-            )
+            await harness.until(lambda: harness.loads.load("replica-0").running, "the first event to arrive")
             await call.send(wire[cut:])
         call.close()
 
@@ -423,9 +423,7 @@ async def test_a_compressed_stream_passes_unchanged(replica):
 async def test_a_broken_filtered_stream_ends_with_a_whole_error_event(replica):
     async def broken(call: Call) -> None:
         await call.begin_stream(TOKEN, TOKEN[:10])
-        await harness.until(
-            lambda: harness.router.balancer.loads.load("replica-0").running, "the first event to arrive"
-        )
+        await harness.until(lambda: harness.loads.load("replica-0").running, "the first event to arrive")
         call.reset()
 
     replica.script = broken
@@ -458,7 +456,7 @@ async def test_an_engine_that_rejects_usage_requests_gets_the_clients_request(re
         assert has_options == [True, False, False, False]  # the rejection is remembered
         assert replica.calls[1].body == STREAM
         assert await count(harness, "requests_total") == 3
-        assert not harness.router.balancer.breakers.not_closed
+        assert not harness.breakers.not_closed
 
 
 async def test_an_invalid_request_does_not_stop_usage_requests(replica):
@@ -474,4 +472,83 @@ async def test_an_invalid_request_does_not_stop_usage_requests(replica):
         assert harness.decisions[-1]["cached_tokens"] == 32
 
 
-# --- what is reported ---------------------------------------------------------------------------------
+# --- Comments to clients that stream and wait for their first token ---
+
+
+STREAMED = {"model": "tiny", "messages": [], "prompt": "x", "input": "x", "max_tokens": 9, "stream": True}
+
+
+def with_comments(replicas: list[FakeReplica], **limits: float) -> RouterConfig:
+    whole = config(replicas, limits=Limits(**limits))
+    return replace(whole, pools=(replace(whole.pools[0], keep_alive_s=1.0),))
+
+
+@pytest.mark.parametrize("path", [CHAT, b"/v1/completions", b"/v1/messages", b"/v1/responses"])
+async def test_a_silent_stream_gets_comments_and_may_still_be_retried(two, path):
+    released = asyncio.Event()
+
+    async def engine(call: Call) -> None:
+        await released.wait()
+        if sum(len(replica.calls) for replica in two) == 1:
+            call.reset()
+        else:
+            await call.stream(TOKEN, DONE)
+
+    for replica in two:
+        replica.script = engine
+    async with routed(with_comments(two)) as harness, harness.connect() as client:
+        await client.send(post(path, json.dumps(STREAMED).encode()))
+        head = await client.read_until(b"\r\n\r\n")
+        await client.read_until(COMMENT)
+        released.set()
+        rest = await client.read_until(b"0\r\n\r\n")
+        await client.send(post(path, json.dumps(STREAMED).encode()))  # the connection stays open
+        second = await client.read_response()
+        await harness.at_rest()
+        record, next_record = harness.decisions
+    assert head.startswith(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n")
+    assert record["request_id"].encode() in head
+    assert (rest.count(b"HTTP/1.1"), rest.count(TOKEN), rest.count(DONE)) == (0, 1, 1)
+    assert (record["retries"], record["outcome"], record["status"]) == (1, "ok", 200)
+    assert record["ttft_s"] > 0.9 > next_record["ttft_s"]
+    assert (second.body, "x-warmpath-replica" in second.headers) == (TOKEN + DONE, True)
+
+
+ERROR = plain_answer(b'{"error":{"message":"the prompt is too long"}}', status=400)
+
+
+@pytest.mark.parametrize("path", [CHAT, b"/v1/messages"])
+@pytest.mark.parametrize("is_hung", [True, False])
+async def test_an_error_after_the_head_is_an_event(replica, path, is_hung):
+    released = asyncio.Event()
+
+    async def engine(call: Call) -> None:
+        await released.wait()
+        await (call.wait_gone() if is_hung else call.send(ERROR))
+
+    replica.script = engine
+    limits = {"first_byte_timeout_s": 1.5}
+    async with routed(with_comments([replica], **limits)) as harness, harness.connect() as client:
+        await client.send(post(path, json.dumps(STREAMED).encode()))
+        await client.read_until(COMMENT)
+        released.set()
+        rest = await client.read_all()
+        await harness.at_rest()
+        (record,) = harness.decisions
+    status, kind, text = (504, "replica_error", b"in time") if is_hung else (400, "client_error", b"too long")
+    assert text in rest
+    assert (b"event: error" in rest) is (path != CHAT)
+    assert rest.endswith(b"0\r\n\r\n")
+    assert (record["status"], record["outcome"], record["ttft_s"]) == (status, kind, None)
+
+
+@pytest.mark.parametrize(("path", "is_stream"), [(CHAT, False), (b"/v1/embeddings", True), (b"/tokenize", True)])
+async def test_who_gets_no_stream_gets_no_comment(replica, path, is_stream):
+    async def slow(call: Call) -> None:
+        await asyncio.sleep(1.3)
+        await call.send(plain_answer(b"{}"))
+
+    replica.script = slow
+    async with routed(with_comments([replica])) as harness:
+        response = await harness.send(post(path, json.dumps({**STREAMED, "stream": is_stream}).encode()))
+    assert (response.status, response.body) == (200, b"{}")

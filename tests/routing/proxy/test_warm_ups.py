@@ -118,7 +118,7 @@ async def test_a_replica_that_was_down_is_warmed_up(three):
         await send_traffic(harness)
         own = (await preferred_replicas(harness))["replica-2"]
         three[2].health_status = 503
-        await harness.until(lambda: not harness.router.balancer.health.is_up("replica-2"), "the replica to be down")
+        await harness.until(lambda: not harness.health.is_up("replica-2"), "the replica to be down")
         before = len(three[2].calls)
         three[2].health_status = 200
         await harness.until(lambda: bool(sent_to_warm(three[2])), "the first warm-up request")
@@ -243,7 +243,7 @@ async def test_a_request_that_the_replica_cannot_serve_ends_no_warm_up(three):
         three[0].script = resetting
         assert (await harness.chat(body(0), headers=[b"X-Task-Group: lonely"])).status == 502
         three[0].health_status = 503
-        await harness.until(lambda: not harness.router.balancer.health.is_up("replica-0"), "the replica to be down")
+        await harness.until(lambda: not harness.health.is_up("replica-0"), "the replica to be down")
         assert (await harness.chat(body(0), headers=[b"X-Task-Group: lonely"])).status == 503
         assert is_warming_up(harness, new.name)
 
@@ -278,9 +278,9 @@ async def test_the_only_replica_of_a_pool_is_not_held_back(three):
     async with routed(with_warm_up(three[:1])) as harness:
         await send_traffic(harness)
         three[0].health_status = 503
-        await harness.until(lambda: not harness.router.balancer.health.is_up("replica-0"), "the replica to be down")
+        await harness.until(lambda: not harness.health.is_up("replica-0"), "the replica to be down")
         three[0].health_status = 200
-        await harness.until(lambda: harness.router.balancer.health.is_up("replica-0"), "the replica to be up")
+        await harness.until(lambda: harness.health.is_up("replica-0"), "the replica to be up")
         assert not is_warming_up(harness, "replica-0")
     assert not sent_to_warm(three[0])
 

@@ -83,7 +83,7 @@ def overloaded(columns: Columns, settings: Settings | None = None, placer: Place
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda settings: settings.name)
 def test_the_queues_of_a_fleet_with_a_tenth_too_much_work_grow_until_the_end(settings):
-    assert overloaded(at_load(1.1, count=8000), settings) >= REPLICAS / 2
+    assert overloaded(at_load(1.1, count=6000), settings) >= REPLICAS / 2
 
 
 @pytest.mark.generated

@@ -7,6 +7,7 @@ folder in ``WARMPATH_TRACES`` or from ``../shared/traces`` beside the repository
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def forest() -> Forest:
     return Forest(read_columns(FOUND[0]))
 
 
+@cache
 def replayed(forest: Forest, settings: Settings | None, replicas: int, blocks: int) -> dict[str, Any]:
     """The report on a policy; None is the clairvoyant choice."""
     model, columns = FastEngineConfig(blocks), forest.columns

@@ -12,9 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from routing.admin.events import FILE as HAPPENINGS
 from routing.observability.decision_log import MAX_SHOWN_BLOCKS
 from routing.proxy.config_store import CURRENT, PREVIOUS
-from routing.schema import LowestCostSettings
+from routing.schema import LowestCostSettings, WarmUp
 from tests.fakes.replica import answering
-from tests.routing.proxy.harness import config
+from tests.routing.proxy.harness import config, samples
+from tests.routing.proxy.warm_ups import PREFIXES, body, prefix_text, sent_to_warm, system_prompts, with_warm_up
 from tests.routing.workers.harness import EXPLAIN, Process, loaded, serving, worker_of
 
 USAGE = b'{"usage":{"prompt_tokens":431,"prompt_tokens_details":{"cached_tokens":416}}}'
@@ -111,3 +112,33 @@ async def test_metrics_and_decisions_cover_all_workers_and_the_boot_id_is_the_pa
     assert [one["seq"] for one in shown["decisions"]] == list(range(25, 45))
     assert sum(len(one["blocks"]) for one in shown["decisions"]) > 2 * MAX_SHOWN_BLOCKS  # a worker has several pages
     assert (shown["next"], shown["dropped"]) == (44, 0)
+
+
+# --- A warm-up is divided, each prefix once ---
+
+
+TURNS = 24  # so that whichever worker an opening is of meets it twice
+
+
+async def test_workers_divide_the_prefixes_of_a_warm_up(three, tmp_path):
+    *known, new = three
+    async with serving(tmp_path, with_warm_up(known), "--workers=2") as router:
+        for _ in range(TURNS):
+            for number in range(PREFIXES):
+                assert (await router.chat(body(number))).status == 200
+        assert (await router.push(with_warm_up(three, WarmUp(time_limit_s=600)), 2))[0] == 200
+
+        async def both_are_done() -> bool:
+            _, text = await router.admin("GET", "/metrics")
+            seen = samples(text)
+            endings = seen.get("warmpath_router_warm_ups_total", [])
+            return sum(value for labels, value in endings if labels["ending"] == "complete") == 2
+
+        await router.until(both_are_done, "the warm-ups of both workers")
+        own = [number for number in range(PREFIXES) if (await router.chat(body(number))).replica == new.name]
+        warmed = sent_to_warm(new)
+
+    assert len(own) > 4
+    assert len({call.header(b"x-request-id")[0].split(b"-")[2] for call in warmed}) == 2
+    assert len(system_prompts(warmed)) == len(set(system_prompts(warmed)))
+    assert set(system_prompts(warmed)) == {prefix_text(number) for number in own}

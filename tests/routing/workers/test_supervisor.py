@@ -19,7 +19,7 @@ from routing.admin.events import EventSpool, StateObserver
 from routing.http.sockets import bind
 from routing.proxy.config_store import LastKnownGood, NackError, RetryLaterError, Source
 from routing.schema import CachePurge, HealthCheck, ReplicaConfig, dump_snapshot
-from routing.workers.messages import CallRejectedError, Preparation
+from routing.workers.messages import CallRejectedError, Channel, ChannelClosedError, Preparation
 from routing.workers.metrics import MergedMetrics
 from routing.workers.multiprocess import WorkersView
 from routing.workers.process import (
@@ -353,3 +353,40 @@ async def test_a_successor_that_dies_during_a_configuration_change_has_one_succe
             await until(lambda: successor not in supervisor.processes, "its end")
         await until(lambda: len(supervisor.ready) == 2, "a worker in each slot")
         await until(lambda: set(supervisor.ready) <= set(supervisor.processes), "workers that are there")
+
+
+# --- Calls between a parent and a worker ---
+
+
+async def test_a_channel_returns_results_and_reports_rejections_errors_timeouts_and_closing():
+    async def answer(question: str, content: Any) -> Any:
+        if question == "decline":
+            raise CallRejectedError(reason="because", path="$")
+        if question == "fail":
+            raise ZeroDivisionError
+        if question == "never":
+            await asyncio.Event().wait()
+        return content
+
+    ends = socket.socketpair()
+    mine, theirs = [await Channel.open(end, answer) for end in ends]
+    running = [asyncio.create_task(channel.run()) for channel in (mine, theirs)]
+    assert await mine.call("echo", {"a": [1, b"x"]}, timeout_s=5) == {"a": [1, b"x"]}
+    big = b"x" * (8 << 20)
+    assert await asyncio.gather(*(mine.call("echo", big, timeout_s=5), theirs.call("echo", 2, timeout_s=5))) == [big, 2]
+    with pytest.raises(CallRejectedError) as declined:
+        await mine.call("decline", timeout_s=5)
+    assert declined.value.facts == {"reason": "because", "path": "$"}
+    with pytest.raises(CallRejectedError) as failed:
+        await mine.call("fail", timeout_s=5)
+    assert failed.value.facts == {"reason": "internal error"}
+    with pytest.raises(TimeoutError):
+        await mine.call("never", timeout_s=0.01)
+    waiting = asyncio.create_task(mine.call("never", timeout_s=5))
+    await asyncio.sleep(0)
+    theirs.close()
+    with pytest.raises(ChannelClosedError):
+        await waiting
+    with pytest.raises(ChannelClosedError):
+        await mine.call("echo", timeout_s=5)
+    await asyncio.wait(running, timeout=5)

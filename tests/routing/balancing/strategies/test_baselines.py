@@ -4,13 +4,15 @@ import random
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
 from routing.balancing.candidates import Candidates
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.placement import Placement
 from routing.balancing.replicas import HealthRegistry
-from routing.balancing.strategies.baselines import PowerOfTwo, Random
+from routing.balancing.strategies.baselines import PowerOfTwo, Random, RoundRobin
 from routing.schema import (
     Canary,
     LeastLoadSettings,
@@ -21,10 +23,10 @@ from routing.schema import (
     Settings,
     TaskGroupConfig,
 )
-from routing.types import Reason
+from routing.types import Reason, ReplicaId
 from tests.routing.building import FixedKeys, config, names, pool, replicas, request
 
-A, B, C = names(3)
+A, B, C, D = names(4)
 KEYS = FixedKeys()
 
 
@@ -65,14 +67,6 @@ def test_two_choices_balance_better_than_random():
         return max(running) - min(running)
 
     assert spread(PowerOfTwo(random.Random(2))) < 0.3 * spread(Random(random.Random(2)))
-
-
-def test_routers_with_different_seeds_choose_differently():
-    candidates = Candidates(dict.fromkeys(names(20), 1.0), LoadTracker())
-    sequences = {tuple(one.choose(KEYS, candidates).target for _ in range(5)) for one in map(
-        Random, map(random.Random, range(10)))}  # fmt: skip
-
-    assert len(sequences) == 10
 
 
 GROUPS = tuple(TaskGroupConfig(name=name) for name in ("chat", "batch", "coding"))
@@ -117,3 +111,78 @@ def test_groups_with_different_replicas_order_idle_replicas_differently():
     first = [placement.decide(request(group=it.name), HealthRegistry()).choice.target for it in groups]
 
     assert max(Counter(first).values()) < 5
+
+
+# --- Turns ---
+
+
+def among(*replicas: ReplicaId, **weights: float) -> Candidates:
+    return Candidates({name: weights.get(name[-1], 1.0) for name in replicas}, LoadTracker())
+
+
+def turns(strategy: RoundRobin, candidates: Candidates, count: int) -> list[ReplicaId]:
+    return [strategy.choose(KEYS, candidates).target for _ in range(count)]
+
+
+def test_every_replica_gets_a_turn_before_any_gets_a_second():
+    met = turns(RoundRobin(), among(A, B, C, D), 12)
+
+    assert set(met[:4]) == {A, B, C, D}
+    assert met[:4] == met[4:8] == met[8:]
+
+
+def test_the_turns_of_a_replica_that_leaves_are_shared_evenly():
+    strategy = RoundRobin()
+    turns(strategy, among(A, B, C, D), 6)
+
+    assert set(Counter(turns(strategy, among(A, B, C), 300)).values()) == {100}
+
+
+def test_a_replica_that_returns_does_not_catch_up():
+    strategy = RoundRobin()
+    turns(strategy, among(A, B), 4)
+    turns(strategy, among(A), 1000)
+
+    assert set(Counter(turns(strategy, among(A, B), 100)).values()) == {50}
+
+
+def test_a_new_configuration_continues_with_the_turns_of_remaining_replicas():
+    before = RoundRobin(0, (A, B, C))
+    met = turns(before, among(A, B, C), 4)
+    after = RoundRobin(0, (A, B, D))
+    after.carry_over(before)
+    met += turns(after, among(A, B, D), 300)
+
+    assert met[3] not in met[4:6]  # it had its turn just before, so the others are next
+    assert set(after._last_turns) == {A, B, D}
+    assert max(Counter(met[4:]).values()) - min(Counter(met[4:]).values()) <= 1
+
+
+def test_turns_stay_fair_if_retries_change_the_candidates_of_every_request():
+    strategy = RoundRobin()
+    everybody = among(A, B, C)
+    met = Counter()
+    for _ in range(300):
+        first = strategy.choose(KEYS, everybody).target
+        met[strategy.choose(KEYS, everybody.without({first})).target] += 1
+
+    assert max(met.values()) - min(met.values()) <= 2
+
+
+def test_turns_follow_the_weights_and_are_evenly_spread():
+    weighted = Candidates({A: 3.0, B: 1.0}, LoadTracker())
+    met = turns(RoundRobin(), weighted, 400)
+
+    assert Counter(met) == {A: 300, B: 100}
+    assert all(B in met[start : start + 5] for start in range(396))
+
+
+@given(sets=st.lists(st.sets(st.sampled_from(names(4)), min_size=1), min_size=1, max_size=8))
+def test_a_replica_that_is_always_available_gets_no_less_than_others(sets):
+    strategy = RoundRobin()
+    met = Counter()
+    for present in sets:
+        met.update(turns(strategy, among(*present), 12))
+
+    always = set.intersection(*sets)
+    assert all(met[steady] >= met[name] - len(sets) for steady in always for name in names(4))
