@@ -95,12 +95,6 @@ def percent(ratio: float | None, digits: int = 1) -> str:
 
 
 @register.filter
-def signed_percent(ratio: float | None) -> str:
-    """A relative difference, 0.25 as +25 %."""
-    return NOTHING if ratio is None else f"{ratio * 100:+.0f} %".replace("-", MINUS)
-
-
-@register.filter
 def points(ratio: float | None) -> str:
     """A difference of two ratios in percentage points, 0.031 as 3.1 points."""
     return NOTHING if ratio is None else f"{ratio * 100:.1f} points"

@@ -15,7 +15,7 @@ from controlplane.api.fields import ByName, SchemaField
 from controlplane.api.views import TransactionalView
 from controlplane.api.viewsets.base import validated_query
 from controlplane.models import Pool
-from telemetry.api.serializers import SeriesQuery, window_of
+from telemetry.api.serializers import SeriesQuery, WindowQuery
 from telemetry.api.viewsets import selected_pools
 from telemetry.lab.breakdown import LOSS_TEXTS, Breakdown, caveats, summary
 from telemetry.lab.cache_grid import CapacityPoint
@@ -26,20 +26,11 @@ from telemetry.services.lab.breakdowns import Worth, breakdown_of, breakdowns_by
 from telemetry.storage.reachable import reachable_share
 
 
-class BreakdownQuery(serializers.Serializer[Any]):
+class BreakdownQuery(WindowQuery):
     """Parameters of ``/breakdown``. Default ``from``: one hour ago. ``group`` "": requests without a task group."""
 
     pool = ByName(queryset=Pool.objects.all())
     group = serializers.CharField(required=False, allow_blank=True)
-    to = serializers.DateTimeField(required=False)
-
-    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
-        """Add ``from``, which is a keyword in a class body."""
-        return {**super().get_fields(), "from": serializers.DateTimeField(required=False)}
-
-    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Add the window."""
-        return {**attrs, "window": window_of(attrs)}
 
 
 class TermSerializer(serializers.Serializer[Any]):

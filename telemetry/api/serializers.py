@@ -242,14 +242,10 @@ class PromptsQuery(serializers.Serializer[Any]):
     pool = ByName(queryset=Pool.objects.all(), required=False)
 
 
-class SeriesQuery(serializers.Serializer[Any]):
-    """Parameters of ``/series``. Default ``from``: one hour ago; default ``step``: fits the window."""
+class WindowQuery(serializers.Serializer[Any]):
+    """Parameters of one window. Default ``from``: one hour ago."""
 
-    metric = serializers.CharField()
-    by = serializers.CharField(required=False)
-    pool = ByName(queryset=Pool.objects.all(), required=False)
     to = serializers.DateTimeField(required=False)
-    step = serializers.FloatField(min_value=1, max_value=86_400, required=False)
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
         """Add ``from``, which is a keyword in a class body."""
@@ -258,6 +254,15 @@ class SeriesQuery(serializers.Serializer[Any]):
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Add the window."""
         return {**attrs, "window": window_of(attrs)}
+
+
+class SeriesQuery(WindowQuery):
+    """Parameters of ``/series``. Default ``from``: one hour ago; default ``step``: fits the window."""
+
+    metric = serializers.CharField()
+    by = serializers.CharField(required=False)
+    pool = ByName(queryset=Pool.objects.all(), required=False)
+    step = serializers.FloatField(min_value=1, max_value=86_400, required=False)
 
 
 def window_of(params: dict[str, Any]) -> Window:

@@ -12,7 +12,15 @@ from telemetry.models.alert import (
     Silence,
     SuppressionReason,
 )
-from telemetry.models.decision import BreakdownBin, CapacityCurve, Decision, DecisionCursor, ReplayState
+from telemetry.models.decision import (
+    BreakdownBin,
+    CapacityCurve,
+    Decision,
+    DecisionCursor,
+    ReplayState,
+    WhatIf,
+    WhatIfState,
+)
 from telemetry.models.notification import (
     Channel,
     DeliveryAttempt,
@@ -28,7 +36,6 @@ from telemetry.models.notification import (
 )
 from telemetry.models.reading import BucketLayout, Reading, RollupRepair, RollupState, RouterReading
 from telemetry.models.scrape import STARTING_S, Health, MetricsServer, ReadPool, ScrapeShard, ScrapeState
-from telemetry.models.what_if import WhatIf, WhatIfState
 
 __all__ = [
     "STARTING_S",

@@ -27,7 +27,7 @@ from telemetry.scraping.metrics_servers import PrometheusError, read_fleet, repl
 TEST_TIMEOUT_S = 10.0  # short, because a user waits for the result
 _MATCHER = r'[A-Za-z_][A-Za-z0-9_]*\s*(=|!=|=~|!~)\s*"([^"\\\n]|\\.)*"'
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_RECORDED_FIELDS = (
+SETTINGS = (
     "name",
     "url",
     "tenant",
@@ -137,7 +137,7 @@ def delete_server(server: MetricsServer, *, by: User | None = None) -> None:
 
 def recorded_settings(server: MetricsServer) -> dict[str, Any]:
     """The settings that an event shows; of the credentials, only whether there are any."""
-    settings = {name: getattr(server, name) for name in _RECORDED_FIELDS}
+    settings = {name: getattr(server, name) for name in SETTINGS}
     pools = list(server.read_pools.order_by("pool__name").values_list("pool__name", flat=True)) if server.pk else []
     return {**settings, "has_credentials": server.encrypted is not None, "pools": pools}
 

@@ -19,6 +19,7 @@ from telemetry.channels.base import ChannelKind, ConfigError, Field
 from telemetry.matchers import HELP, MAX_CHARS, MAX_MATCHERS
 from telemetry.models import MetricsServer, Severity, Topic
 from telemetry.models.alert import REPEAT_S
+from telemetry.services.metrics_servers import SETTINGS
 from telemetry.services.notifications.heartbeats import MAX_S, MIN_S
 from telemetry.web.ranges import DEFAULT, SHOWN_DEFAULT, requested_range
 
@@ -59,17 +60,6 @@ SILENCE_HOURS = (("1", "1 hour"), ("4", "4 hours"), ("24", "1 day"), ("168", "7 
 LINK_HOURS = (("1", "1 hour"), ("24", "1 day"), ("168", "7 days"), ("720", "30 days"))
 _LINES = {"autocomplete": "off", "spellcheck": "false"}
 _NUMBER = {"inputmode": "decimal", "autocomplete": "off"}
-_SERVER_FIELDS = (
-    "name",
-    "url",
-    "tenant",
-    "series_label",
-    "replica_label",
-    "matchers",
-    "lookback_s",
-    "delay_s",
-    "enabled",
-)
 
 
 class MatchersField(forms.CharField):
@@ -235,7 +225,7 @@ class MetricsServerForm(Form):
     def __init__(self, data: Any = None, *, server: MetricsServer | None = None, pools: QuerySet[Pool]) -> None:
         initial: dict[str, Any] = {}
         if server is not None:
-            initial = {name: getattr(server, name) for name in _SERVER_FIELDS}
+            initial = {name: getattr(server, name) for name in SETTINGS}
             initial |= {name: f"{initial[name]:g}" for name in ("lookback_s", "delay_s")}
             initial["pools"] = [row.pool_id for row in server.read_pools.all()]
         super().__init__(data, initial=initial)
@@ -248,7 +238,7 @@ class MetricsServerForm(Form):
     def arguments(self) -> dict[str, Any]:
         """The arguments of the service."""
         values = self.cleaned_data
-        arguments = {name: values[name] for name in _SERVER_FIELDS} | {"pools": list(values["pools"])}
+        arguments = {name: values[name] for name in SETTINGS} | {"pools": list(values["pools"])}
         if values.get("forget_token"):
             arguments["credentials"] = {}
         elif values["token"]:

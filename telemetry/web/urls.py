@@ -15,7 +15,6 @@ from telemetry.web.views import (
     overview,
     reports,
     requests,
-    rules,
     what_ifs,
 )
 
@@ -79,9 +78,9 @@ urlpatterns = [
     path("alerts/<int:alert_id>/", alerts.alert_page, name="alert"),
     path("alerts/<int:alert_id>/acknowledge/", alerts.alert_acknowledge, name="alert-acknowledge"),
     path("alerts/<int:alert_id>/unacknowledge/", alerts.alert_unacknowledge, name="alert-unacknowledge"),
-    path("alerts/rules/new/", rules.rule_new, name="rule-new"),
-    path("alerts/rules/<int:rule_id>/", rules.rule_edit, name="rule"),
-    path("alerts/rules/<int:rule_id>/remove/", rules.rule_remove, name="rule-remove"),
+    path("alerts/rules/new/", alerts.rule_new, name="rule-new"),
+    path("alerts/rules/<int:rule_id>/", alerts.rule_edit, name="rule"),
+    path("alerts/rules/<int:rule_id>/remove/", alerts.rule_remove, name="rule-remove"),
     path("alerts/silences/", alerts.silence_list, name="silences"),
     path("alerts/silences/new/", alerts.silence_new, name="silence-new"),
     path("alerts/silences/<int:silence_id>/end/", alerts.silence_end, name="silence-end"),

@@ -5,9 +5,12 @@ from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
-from controlplane.models import Pool
+from controlplane.models import Pool, Replica
 from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica
+from telemetry.models import Channel
 from telemetry.services.figures.overview import Fleet, Subject
+from telemetry.services.notifications.channels import create_channel
 from telemetry.storage.partitions import drop_before
 from tests.fakes.fake_metrics_server import FakeMetricsServer, serving
 from tests.fakes.fake_webhook_receiver import FakeWebhookReceiver, receiving
@@ -36,6 +39,18 @@ def _shares_rows(item: pytest.Item) -> bool:
 def pool(db) -> Pool:
     """The pool ``chat``, without replicas."""
     return create_pool("chat")
+
+
+@pytest.fixture
+def r1(pool) -> Replica:
+    """A replica of the pool."""
+    return add_replica(pool, name="r1", url="http://127.0.0.1:9101")
+
+
+@pytest.fixture
+def channel(db) -> Channel:
+    """A webhook for all alerts."""
+    return create_channel("ops", config={"url": "https://hooks.example/secret-path"})
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from datetime import date, timedelta
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
@@ -34,8 +34,7 @@ from telemetry.services.alerts.explanations import evaluate_alerts
 from telemetry.services.lab import replays
 from telemetry.services.notifications import outbox
 from telemetry.services.notifications.channels import create_channel, test_send
-from telemetry.storage import partitions, rollup
-from telemetry.storage.partitions import PARENTS, drop_before, ensure_days
+from telemetry.storage import rollup
 from tests.controlplane.push.pushing import publish
 from tests.telemetry.conftest import T0
 from tests.telemetry.decisions import FakeRing, store
@@ -113,13 +112,6 @@ def test_causes_of_alerts(pools, breaks, caplog):
 def test_breakdowns(pools, breaks, caplog):
     taken = breaks(replays, "replay_pool", lambda pool, *_, **__: pool.name)
     assert_isolated(PeriodicTask.BREAKDOWNS, taken, lambda: replays.replay_pools(NOW), caplog)
-
-
-def test_capacity_curves(pools, breaks, caplog):
-    taken = breaks(replays, "capacities_of", lambda pool, _: pool.name)
-    minutes = iter((0, 20))
-    run = lambda: replays.update_curves(NOW + timedelta(minutes=next(minutes)))  # noqa: E731 - a run after another
-    assert_isolated(PeriodicTask.CAPACITY_CURVES, taken, run, caplog)
 
 
 def test_alert_rules(pools, breaks, caplog):
@@ -260,14 +252,6 @@ def test_rollups(breaks, caplog, pool):
     rollup.roll_up(T0 + timedelta(minutes=31), readings_retention_s=86_400)
     assert taken[0] == "whole"
     assert ItemFailure.objects.get(task=PeriodicTask.ROLLUPS).error == "ZeroDivisionError"
-
-
-def test_partitions(breaks, caplog, no_days):
-    ensure_days([date(2031, 1, 1), date(2031, 1, 2)])
-    taken = breaks(partitions, "_drop", lambda name: "broken" if name.endswith("0101") else f"whole {name}")
-    dropped = drop_before(date(2031, 2, 1))
-    assert len(dropped) == len(taken) == len(PARENTS)
-    assert ItemFailure.objects.filter(task=PeriodicTask.PARTITIONS).count() == len(PARENTS)
 
 
 def test_deliveries(breaks, caplog, time_machine):

@@ -123,7 +123,6 @@ class Cell:
     share_ratio: float  # of all tokens
     part_ratio: float  # of the parent's tokens
     hit_rate_class: str  # CSS class: w0 to w9, or "unknown"
-    length_tokens: int
     cells: tuple[Cell, ...]
 
     @property
@@ -165,7 +164,6 @@ def _cells(node: Node, tokens: int, level: int) -> Iterator[Cell]:
             child.tokens / tokens if tokens else 0.0,
             child.tokens / node.tokens if node.tokens else 0.0,
             hit_rate_class(child.hit_rate_ratio),
-            child.depth_tokens - node.depth_tokens,
             tuple(_cells(child, tokens, level + 1)),
         )
 

@@ -278,12 +278,6 @@ def test_a_web_process_sends_the_alert_of_a_late_evaluator(fleet):
     assert alert.rule.kind == "evaluator_lag"
 
 
-def test_an_evaluator_that_continues_after_a_stop_raises_no_alert(fleet):
-    assert fleet.run(60) == set()
-    fleet.second += 3600
-    assert fleet.run(60) == set()
-
-
 def test_one_stuck_router_is_notified_by_one_of_a_projects_pools(fleet):
     other = create_pool("other", models=["other"])
     add_replica(other, name="spare", url="http://127.0.0.1:9200")
@@ -327,13 +321,6 @@ def test_a_replica_that_loaded_for_minutes_raises_no_alert_when_it_becomes_ready
     assert fleet.run(120) == set()
 
 
-def test_a_pool_that_was_read_is_without_data_at_once_though_its_replicas_are_new(fleet):
-    Replica.objects.update(created_at=T0)
-    assert fleet.run(120) == set()
-    fleet.down = {replica.name for replica in fleet.replicas}
-    assert fleet.run(180) >= {"no_data"}
-
-
 def _scraped(fleet, name, reason, *, serving_at=(), was_read=True):
     """The last scrapes: of a replica that failed, and of the router."""
     ok_at = fleet.now - timedelta(minutes=2) if was_read else None
@@ -366,12 +353,6 @@ def test_a_replica_that_serves_without_readable_metrics_is_not_called_down(fleet
     )
     assert _run_unreadable(fleet, 90, ["gpu-0"], serving_at=["gpu-1"]) == {"metrics_unreadable", "replica_down"}
     assert Alert.objects.get(rule__kind="replica_down").summary.endswith("(its /metrics responds with status 500).")
-
-
-def test_a_pool_of_an_engine_without_known_metrics_raises_no_alert(fleet):
-    Replica.objects.update(created_at=T0 - timedelta(hours=1))
-    names = [replica.name for replica in fleet.replicas]
-    assert _run_unreadable(fleet, 300, names, serving_at=names, was_read=False) == set()
 
 
 def test_the_last_router_is_a_critical_alert_and_its_warning_is_inhibited(fleet):

@@ -347,19 +347,6 @@ def test_a_replica_explains_what_its_prefixes_lost(now: list[Prefix], ratio: flo
     assert explained == (None if ratio is None else pytest.approx(ratio))
 
 
-def test_a_prefix_at_several_replicas_is_attributed_by_share() -> None:
-    before = [opening(1, name, 0.8) for name in ("r1", "r2", "r3", "r4")]
-
-    assert regained_ratio(before, [opening(1, "r2", 0.0, 4000.0)], {"r1"}) == pytest.approx(0.2)
-    assert regained_ratio([], before, {"r1"}) is None
-
-
-def test_the_whole_loss_at_a_cold_replica_is_attributed_to_it() -> None:
-    now = [opening(2, "r1", 0.0), BEFORE_DROP[2]]
-
-    assert regained_ratio(BEFORE_DROP, now, {"r1"}, cold={"r1"}) == pytest.approx(0.4)
-
-
 def test_replicas_that_took_over_much_may_have_evicted_what_they_had() -> None:
     now = [opening(1, "r2", 0.0), opening(2, "r2", 0.2), opening(9, "r2", 0.0)]
     control = regained_ratio(BEFORE_DROP, now, {"r1"})

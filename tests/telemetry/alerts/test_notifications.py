@@ -21,7 +21,7 @@ from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import resolve
 from telemetry.channels.message_text import lines
 from telemetry.models import Alert, AlertRule, Notification
-from telemetry.services.alerts.alerts import acknowledge, create_silence, end_silence, matching_alerts, unacknowledge
+from telemetry.services.alerts.alerts import acknowledge, create_silence, end_silence, unacknowledge
 from telemetry.services.alerts.rules import create_rule, update_rule
 from telemetry.services.notifications.channels import create_channel, update_channel
 from tests.telemetry.conftest import T0
@@ -34,11 +34,6 @@ BROKEN = Finding(Result.BREACH, Reason.BELOW, 0.1, 0.6)
 
 def at(seconds):
     return T0 + timedelta(seconds=seconds)
-
-
-@pytest.fixture
-def channel(db):
-    return create_channel("ops", config={"url": "https://hooks.example/x"})
 
 
 @pytest.fixture
@@ -227,14 +222,6 @@ def test_a_silence_applies_to_its_own_project_only(pool, channel):
 
     assert notify_due(at(10)) == 1
     assert (fresh(alert_of_pool).suppression, fresh(alert_of_other_pool).suppression["reason"]) == (None, "silence")
-
-
-def test_a_silence_preview_lists_the_matching_alerts(pool):
-    drop, _ = firing(pool), firing(pool, "replica_down", subject="r1")
-    candidates = Alert.objects.select_related("pool", "rule")
-    matchers = [{"label": "kind", "op": "=", "value": "hit_rate_drop"}]
-
-    assert matching_alerts(matchers, project=pool.project, candidates=candidates) == [drop]
 
 
 @pytest.mark.parametrize("source", INHIBITING)

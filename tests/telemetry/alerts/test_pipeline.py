@@ -9,7 +9,6 @@ from django.db import IntegrityError, connection, transaction
 from controlplane.models import Event, ReplicaState
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica, set_replica_state
-from controlplane.services.fleet.task_groups import create_task_group
 from telemetry.alerts import pipeline
 from telemetry.alerts.findings import Result
 from telemetry.alerts.history import requests_around
@@ -18,7 +17,6 @@ from telemetry.alerts.pipeline import last_evaluation
 from telemetry.models import Alert, AlertHistoryEntry, AlertRule, Notification
 from telemetry.services.alerts import rules
 from telemetry.services.alerts.explanations import evaluate_alerts, explain_drops
-from telemetry.services.notifications.channels import create_channel
 from telemetry.storage.locks import EVALUATE
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading, gap, stored_together
@@ -34,18 +32,8 @@ def no_waiting(settings):
 
 
 @pytest.fixture
-def r1(pool):
-    return add_replica(pool, name="r1", url="http://127.0.0.1:9101")
-
-
-@pytest.fixture
 def rule(pool):
     return rules.update_rule(AlertRule.objects.get(pool=pool, kind="hit_rate_drop"), settings=SETTINGS)
-
-
-@pytest.fixture
-def channel(db):
-    return create_channel("ops", config={"url": "https://hooks.example/secret-path"})
 
 
 @stored_together()
@@ -102,45 +90,6 @@ def test_a_drop_on_a_new_fleet_fires_notifies_and_resolves(r1, rule, channel, po
         ("firing", "ops"),
         ("resolved", "ops"),
     ]
-
-
-OLD_GROUP = {"name": "coding", "share_ratio": 0.6, "baseline_ratio": 0.8, "value_ratio": 0.1, "drop_points": 70.0}
-OLD_DROP = {
-    "window_s": 60.0, "requests": 20, "tokens": 10_000, "onset": "2031-03-04T12:00:00+00:00", "worsened": False,
-    "level_since": "2031-03-04T11:00:00+00:00", "steady_until": None, "comparable_since": "2031-03-04T11:00:00+00:00",
-    "drop_points": 70.0, "share_ratio": 0.6, "groups": [OLD_GROUP], "score": 4.2, "noise_points": None,
-    "mix_points": 0.0, "mix_since": None, "restarted": ["r1"], "warm_at": "2031-03-04T12:30:00+00:00", "others": "ok",
-    "mix_groups": [{"name": "coding", "baseline_ratio": 0.5, "share_ratio": 0.6}], "queried_tokens": 10_000,
-    "extra_recomputed_tokens": 7_000, "reachable": None, "top_replicas": [], "top_groups": [],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "detail",
-    [OLD_DROP, {}, {"groups": None, "onset": None}, {"groups": [{"share_ratio": 0.6}], "days": "seven"}],
-    ids=["complete", "empty", "null", "of another release"],
-)
-def test_a_drop_that_another_release_stored_is_notified_explained_and_resolved(r1, rule, channel, pool, detail):
-    traffic(r1, 0, 240, 0.8)
-    begun = T0 + timedelta(seconds=100)
-    stored = {"pool": pool, "state": "firing", "started_at": begun, "last_breach_at": begun, "detail": detail}
-    first = Alert.objects.create(rule=rule, fired_at=begun, baseline=0.8, value=0.1, **stored)
-    create_task_group(pool, name="coding")
-    group_rule = rules.create_rule(pool, name="coding", kind="hit_rate_drop", group="coding")
-    second = Alert.objects.create(rule=group_rule, fired_at=begun, **stored)
-    AlertRule.objects.filter(pk=rule.pk).update(
-        verdict={"result": "breach", "reason": "below", "value": 0.1, "limit": 0.5, "unit": "ratio", "figures": detail}
-    )
-
-    explain_drops(T0 + timedelta(seconds=235))
-    notify_due(T0 + timedelta(seconds=235))
-    evaluate(rule, 240)
-
-    assert not Alert.objects.filter(explained_at=None).exists()
-    # The alert of the pool inhibits that of the group.
-    notified = {first.pk} if detail is OLD_DROP else {first.pk, second.pk}
-    assert set(Alert.objects.exclude(notified_at=None).values_list("pk", flat=True)) == notified
-    assert Alert.objects.get(pk=first.pk).state == "resolved"
 
 
 def test_the_payload_has_the_facts_an_operator_needs(r1, rule, channel, pool):
@@ -297,26 +246,6 @@ def test_rules_in_a_steady_state_are_not_rewritten(r1, rule):
     rules.update_rule(rule, enabled=False)
     pipeline.evaluate_rules(T0 + timedelta(seconds=1900))
     assert rules.rules().get(pk=rule.pk).last_evaluated_at == shown.evaluated_at
-
-
-def test_a_change_is_stored_at_once_and_so_is_every_figure_while_an_alert_is_open(r1, rule):
-    AlertRule.objects.exclude(pk=rule.pk).delete()
-    traffic(r1, 0, 240, 0.8)
-    traffic(r1, 240, 300, 0.1)
-    traffic(r1, 300, 490, 0.8)
-    stored = {}
-    for second in range(230, 490, 10):
-        verdict = evaluate(rule, second)
-        stored[second] = AlertRule.objects.get()
-        assert stored[second].verdict["result"] == verdict.result, second
-        assert stored[second].verdict["reason"] == verdict.reason, second
-        if Alert.objects.filter(state__in=("pending", "firing")).exists():
-            assert stored[second].verdict["value"] == verdict.value, second
-            assert stored[second].evaluated_at == T0 + timedelta(seconds=second)
-
-    assert {row.verdict["result"] for row in stored.values()} == {"ok", "breach"}
-    assert states() == ["resolved"]
-    assert len({row.evaluated_at for row in stored.values()}) < len(stored)
 
 
 def test_disabling_a_rule_resolves_its_alert_with_the_reason(r1, rule, channel):

@@ -8,7 +8,6 @@ import time_machine
 from controlplane.errors import InvalidError
 from controlplane.models import EventKind
 from controlplane.services.events import record_event
-from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.routers import announce
 from telemetry.alerts import pipeline
@@ -19,7 +18,7 @@ from telemetry.causes.evidence import Cause, CauseKind
 from telemetry.models import Alert, AlertRule, Notification
 from telemetry.services.alerts import explanations, previews
 from telemetry.services.alerts.explanations import explain_drops
-from telemetry.services.alerts.previews import Point, preview_rule, replay, thin_out
+from telemetry.services.alerts.previews import preview_rule, replay
 from telemetry.services.alerts.rules import create_rule, update_rule
 from telemetry.services.notifications.channels import create_channel
 from telemetry.web.breakdown_figures import draw
@@ -33,11 +32,6 @@ SETTINGS = {"baseline_s": 600, "days": 0, "for_s": 10, "keep_firing_s": 120}
 
 def at(seconds):
     return T0 + timedelta(seconds=seconds)
-
-
-@pytest.fixture
-def r1(pool):
-    return add_replica(pool, name="r1", url="http://127.0.0.1:9101")
 
 
 @stored_together()
@@ -216,10 +210,3 @@ def test_a_sketch_has_a_line_per_segment_and_a_band_per_alert():
 
     assert (len(sketch.values), len(sketch.bands)) == (2, 1)
     assert draw([], [], history.start, T0, summary="s") is None
-
-
-def test_thinning_keeps_the_points_farthest_beyond_the_limit():
-    points = [Point(at(number), 0.1 if number == 57 else 0.6, 0.5) for number in range(100)]
-    kept = thin_out(points, 10)
-    assert len(kept) == 10
-    assert 0.1 in [point.value for point in kept]

@@ -6,8 +6,7 @@ import pytest
 
 from controlplane.models import Router
 from telemetry.alerts import history, pipeline
-from telemetry.models import AlertRule, RouterReading
-from telemetry.storage.rollup import roll_up
+from telemetry.models import AlertRule
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import route_reading, router_scraped, stored_together
 
@@ -77,12 +76,3 @@ def test_what_is_usual_at_this_time_is_no_breach(pool, router, days, now, reason
 def test_requests_that_no_router_counted_are_unknown(pool, router):
     a_week(router, *[BUSY] * 7)
     assert verdict(pool)["reason"] == "no_readings"
-
-
-def test_days_without_readings_are_read_from_rollups(pool, router):
-    a_week(router, *[BUSY] * 7)
-    roll_up(T0, readings_retention_s=8 * DAY.total_seconds(), budget_s=60)
-    RouterReading.objects.filter(at__lt=T0 - DAY / 2).delete()
-    requests(router, T0, [0, 0])
-    found = verdict(pool)
-    assert (found["result"], found["baseline"]) == ("breach", 200)

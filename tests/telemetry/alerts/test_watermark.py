@@ -59,22 +59,6 @@ def test_a_pool_s_hit_rate_waits_for_all_replicas_of_an_interval(pool, three):
     )  # two readings of each in a bin, and not two of some and one of others
 
 
-def test_scrape_order_causes_no_load_skew(pool, three):
-    for replica, until_s in zip(three, (240, 235, 235), strict=True):
-        readings(replica, until_s, 0.8)
-
-    assert evaluated(pool, "load_skew", {**SHORT, "most_over_mean": 1.4}, 240.5)["value"] == pytest.approx(1)
-
-
-def test_a_window_without_a_slow_replica_is_not_below_its_floor(pool, three):
-    for replica, until_s in zip(three, (240, 240, 235), strict=True):
-        readings(replica, until_s, 0.8)
-
-    verdict = evaluated(pool, "hit_rate_floor", {**SHORT, "min_requests": 120}, 240.5)
-
-    assert (verdict["result"], verdict["figures"]["requests"]) == ("ok", 120)
-
-
 def test_the_last_point_of_a_preview_equals_the_evaluation(pool, three, time_machine):
     for replica, until_s, ratio in zip(three, (240, 240, 235), (0.0, 0.0, 1.0), strict=True):
         readings(replica, until_s, ratio)

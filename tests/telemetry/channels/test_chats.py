@@ -189,11 +189,6 @@ def test_a_message_that_would_be_refused_is_shortened(name, receiver, character)
         assert "more lines were left out." in "\n".join(texts)
 
 
-def test_google_chat_shows_more_lines_than_a_card_has_widgets(receiver):
-    facts = [[f"Pool {number}", "saved 1 %"] for number in range(150)]
-    assert len(deliver("google_chat", receiver, message(facts=facts))) > 150
-
-
 @each
 @pytest.mark.parametrize("hostile", [*HOSTILE, "<users/all>", "<@&1> **b** [click](https://evil.example)"])
 def test_untrusted_text_mentions_nobody_and_creates_no_link(name, receiver, hostile):
@@ -269,16 +264,6 @@ def test_messages_about_one_alert_are_one_thread_of_google_chat(receiver):
 def test_the_priority_of_ntfy_is_that_of_state_and_severity(receiver, state, severity, priority):
     deliver("ntfy", receiver, message(state=state, labels={"severity": severity}))
     assert receiver.received[-1].payload["priority"] == priority
-
-
-@pytest.mark.parametrize(
-    ("state", "color"),
-    [("firing", "attention"), ("repeated", "attention"), ("acknowledged", "warning"), ("resolved", "good")],
-)
-def test_the_color_of_a_card_is_that_of_the_state(receiver, state, color):
-    deliver("teams", receiver, message(state=state))
-    (attachment,) = receiver.received[-1].payload["attachments"]
-    assert attachment["content"]["body"][0]["inlines"][0]["color"] == color
 
 
 @pytest.mark.parametrize(

@@ -138,23 +138,6 @@ def test_an_untrusted_certificate_is_rejected(security, certificate):
     assert server.mails == []
 
 
-@pytest.mark.parametrize(
-    ("security", "speaks", "reason"),
-    [
-        ("starttls", "tls", channel_module.NO_GREETING),
-        ("none", "tls", channel_module.NO_GREETING),
-        ("tls", "starttls", channel_module.SPEAKS_PLAIN),
-    ],
-)
-def test_an_encryption_that_is_not_that_of_the_port_is_said(monkeypatch, certificate, security, speaks, reason):
-    monkeypatch.setattr(channel_module, "DEADLINE_S", 0.5)
-    with mail_server(**{speaks: certificate.server()}) as server:
-        error = refused(server.port, security=security)
-
-    assert (str(error), error.retryable) == (reason, True)
-    assert server.mails == []
-
-
 def test_a_server_that_greets_late_is_waited_for():
     """Nothing is sent before the greeting, on no connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -101,17 +101,6 @@ def test_a_prompt_that_ends_within_a_block_is_continued_by_its_session(session: 
     assert shared(first, second) == repeated
 
 
-def test_a_shorter_prompt_of_the_session_does_not_contain_the_output() -> None:
-    tokens = 4 * HASH_TOKENS
-    turn = request(0, [1, 2, 3], prompt_tokens=tokens, estimate_tokens=tokens - 1)
-    sibling = request(1, [1, 2, 3, 9, 9])
-    generated = np.array([8.0 * HASH_TOKENS, 10.0])
-
-    first, second = ids_of([turn, sibling], generated_tokens=generated, sessions=np.full(2, 7, np.uint64))
-
-    assert shared(first, second) == 3
-
-
 def test_a_response_that_no_prompt_repeats_has_no_ids() -> None:
     first, _ = ids_of([request(0, [1, 2, 3]), request(1, [1, 2, 9])], generated_tokens=np.array([640.0, 640.0]))
     assert len(first) == 4

@@ -132,18 +132,6 @@ def test_each_term_of_a_breakdown_is_at_most_the_one_above_it(seed):
     assert breakdown.prompt_tokens >= terms[0]
 
 
-def test_random_placement_loses_hits_that_placement_by_session_keeps():
-    capacities = {f"r{number}": 3000 for number in range(4)}
-    kept, lost = (
-        {loss.key: loss.ratio for loss in breakdown_from(replayed(requests, capacities), sample_ratio=1).losses()}
-        for requests in (traffic(4000, placed="session"), traffic(4000, placed="random"))
-    )
-    assert lost["load"] > 0.2
-    assert kept["load"] < 0.05
-    assert lost["index"] > kept["index"]
-    assert lost["workload"] == pytest.approx(kept["workload"], abs=0.1)
-
-
 @pytest.mark.parametrize("placed", ["session", "random"])
 def test_every_term_of_sampled_blocks_is_within_its_standard_error(placed):
     requests = traffic(6000, placed=placed, sessions=600)
@@ -158,15 +146,6 @@ def check_terms(whole: Breakdown, part: Breakdown) -> None:
     for (name, known), (_, told) in zip(whole.terms, part.terms, strict=True):
         assert whole.ratio(told) == pytest.approx(whole.ratio(known), abs=0.025), name
     assert abs(part.predicted - whole.predicted) < 3 * part.standard_error_tokens < 0.15 * whole.prompt_tokens
-
-
-def test_short_prompts_are_estimated_well_with_few_sampled_blocks():
-    requests = traffic(6000, turn=(1, 4), longest=40, sessions=600)
-    whole, part = (
-        breakdown_from(replayed(one, {f"r{n}": 2000 for n in range(4)}), sample_ratio=1)
-        for one in (requests, sampled(requests, 0.0625))
-    )
-    assert part.ratio(part.reachable) == pytest.approx(whole.ratio(whole.reachable), abs=0.02)
 
 
 def test_a_restored_replay_continues_like_the_original():

@@ -86,15 +86,6 @@ def test_constant_text_after_changing_text_is_found_with_what_moving_it_brings(n
     assert finding.effect == "constant tokens after it cannot be shared"
 
 
-def test_a_constant_reminder_after_every_history_is_found():
-    prompts = [structure_of(turn) for turn in conversations(8, 4, tail=lambda _: TASK)]
-
-    finding = found(prompts)[Kind.ORDER]
-
-    assert 0.7 * len(TASK) / 4 < finding.stable_tokens <= len(TASK) / 4 + 50
-    assert finding.share > 0.9
-
-
 def test_constant_text_at_the_end_of_a_long_prompt_is_found():
     prompts = [structure_of([message("user", f"{context(n, 26)}\n\n{TASK}")]) for n in range(12)]
 

@@ -137,12 +137,3 @@ def test_merging_adds_in_any_order_and_subtracting_undoes_it(parts, added):
     assert merged.total == sum(histogram.total for histogram in histograms)
     assert merged.counts == merge(histograms[::-1]).buckets.counts
     assert subtract(merge([merged, Buckets(EDGES, added)]).buckets, merged).counts == added
-
-
-@given(part=counts.filter(bool), q=st.floats(0, 1))
-def test_a_quantile_lies_in_its_bucket_and_rises_with_q(part, q):
-    buckets = Buckets(EDGES, part)
-    found = quantile(buckets, q)
-
-    assert found.low <= found.value <= found.high
-    assert quantile(buckets, 0).value <= found.value <= quantile(buckets, 1).value

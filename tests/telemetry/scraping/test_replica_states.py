@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from controlplane.models import Replica, ReplicaState
+from controlplane.models import Replica
 from controlplane.services.snapshots import newest_snapshot
 from telemetry.models import Reading, ScrapeState
 from telemetry.scraping.fetch import RECHECK_AFTER, check_versions
@@ -86,14 +86,6 @@ def test_lora_adapters_are_those_of_the_last_scrape_and_unknown_after_a_failure(
     metrics_server.script("/r1/metrics", status(503))
     run_cycle(1)
     assert ScrapeState.objects.get().lora_adapters is None
-
-
-def test_a_disabled_replica_is_not_scraped(pool, metrics_server):
-    replica(pool, metrics_server, "r1", replica_text(1, 0))
-    Replica.objects.update(state=ReplicaState.DISABLED)
-
-    assert run_cycle(0).scrapes == 0
-    assert metrics_server.seen == {}
 
 
 def test_the_version_is_read_once_an_hour_and_after_each_restart(pool, metrics_server):

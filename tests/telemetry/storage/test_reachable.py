@@ -109,14 +109,6 @@ def test_over_time_each_step_uses_the_bins_of_the_last_half_hour(pool):
     assert [round(share.ratio, 2) for share in points.values()] == [0.2, 0.2, 0.5, 0.8]
 
 
-def test_delivered_over_reachable(pool):
-    breakdown_bin(
-        pool, T0 - timedelta(minutes=5), requests=100, reachable=0.8, reported_tokens=50_000.0, delivered=20_000.0
-    )
-    share = reachable_share(["chat"], MINUTE)
-    assert share.delivered_ratio == 0.4
-
-
 def test_the_error_equals_the_spread_over_many_windows_of_the_same_traffic():
     chance = random.Random(5)
     ratios, errors = [], []

@@ -7,7 +7,6 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 from django.db import connection
 
-from controlplane.services.fleet.replicas import add_replica
 from telemetry.metrics.windows import Window
 from telemetry.models import BucketLayout, Reading, RollupState
 from telemetry.storage.partitions import drop_before, ensure_days, maintain, partitions_of
@@ -21,11 +20,6 @@ from tests.telemetry.stored_decisions import a_router
 pytestmark = pytest.mark.django_db
 WINDOW = Window(T0, T0 + timedelta(seconds=60), 60.0)
 AT = T0 + timedelta(seconds=5)
-
-
-@pytest.fixture
-def r1(pool):
-    return add_replica(pool, name="r1", url="http://127.0.0.1:9101")
 
 
 def test_an_existing_reading_stays_as_it_is(r1):

@@ -157,15 +157,6 @@ def test_every_page_shows_the_number_of_firing_alerts(visitor, fleet, noon):
     assert "firing</span></span>" in visitor.get("/fleet/").text
 
 
-def test_a_refresh_returns_only_the_live_part(visitor, fleet, noon):
-    drop_alert(fleet, noon)
-
-    text = visitor.get("/alerts/", headers={"HX-Request": "true"}).text
-
-    assert "points below" in text
-    assert "<html" not in text
-
-
 def test_without_rules_the_page_says_the_next_step(visitor):
     assert "Add pool" in visitor.get("/alerts/").text
     create_pool("chat")

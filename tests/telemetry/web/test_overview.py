@@ -147,13 +147,6 @@ def test_a_long_range_is_read_from_rollups_with_as_many_queries(visitor, fleet, 
     assert 'data-refresh="5"' in visitor.get("/?range=1h").text
 
 
-def test_rows_of_replicas_and_task_groups_are_there(visitor, fleet):
-    text = visitor.get("/").text
-
-    for name in ("gpu-1", "gpu-4", "coding", "retrieval", "no group"):
-        assert re.search(f'<th scope="row"><a href="/[^"]+">{name}</a>', text)
-
-
 def test_when_reading_stopped_the_page_says_since_when_and_what_is_safe(visitor, fleet, noon):
     with time_machine.travel(noon + timedelta(minutes=3), tick=False):
         text = visitor.get("/").text
@@ -277,13 +270,6 @@ def test_an_invalid_range_is_reported_and_the_default_is_shown(visitor, fleet, q
 
     assert answer.status_code == 200
     assert words in answer.text
-
-
-def test_a_fixed_range_stays(visitor, fleet):
-    text = visitor.get("/?from=2031-03-04T11:52&to=2031-03-04T11:58").text
-
-    assert "Fixed range" in text
-    assert 'data-refresh="0"' in text
 
 
 def test_tables_sort_by_plain_links_that_keep_the_rest_of_the_url(visitor, fleet):

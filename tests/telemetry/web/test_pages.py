@@ -8,7 +8,7 @@ import time_machine
 from django.db.models import F
 from django.utils.html import escape
 
-from controlplane.models import Project, Replica, RoleAssignment, RoutingPolicy
+from controlplane.models import Project, Replica, RoleAssignment
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica, remove_replica
 from controlplane.services.fleet.task_groups import create_task_group, update_task_group
@@ -125,11 +125,6 @@ def test_a_group_says_how_many_requests_were_rejected_as_invalid(visitor, fleet)
     assert re.search(r"<strong>(50|49)\.\d..?</strong> rejected as invalid", text)
 
 
-def test_a_group_without_a_policy_of_its_own_is_placed_by_the_pools(visitor, fleet):
-    assert RoutingPolicy.objects.filter(group__isnull=False).count() == 0
-    assert "chat r2" in visitor.get("/pools/chat/groups/coding/").text
-
-
 def test_a_group_without_traffic_says_so_and_no_figure_is_zero(visitor, fleet):
     create_task_group(fleet, "quiet")
 
@@ -238,11 +233,6 @@ def test_a_replica_that_was_never_read_says_what_to_check(visitor, noon):
     assert "not reported yet" in text
 
 
-def test_a_replica_that_stopped_answering_says_since_when(visitor, fleet, noon):
-    with time_machine.travel(noon + timedelta(minutes=3), tick=False):
-        assert "Last successful scrape: " in visitor.get("/replicas/gpu-1/").text
-
-
 def test_tiles_say_until_when_they_were_scraped_and_do_not_count_replicas_that_nobody_asked(visitor, fleet, noon):
     with time_machine.travel(noon + timedelta(seconds=30), tick=False):
         text = visitor.get("/?pool=chat").text
@@ -305,16 +295,6 @@ def test_any_length_of_time_may_be_asked_for(visitor, fleet, query, said, key):
 
     assert said in text
     assert re.search(rf'aria-current="true"><span class="visually-hidden">last </span>{key}</a>', text)
-
-
-def test_more_points_are_drawn_where_they_are_asked_for(visitor, fleet):
-    def points(query):
-        figure = visitor.get(f"/charts/hit-rate/figure/?range=15m{query}").json()
-        return len(figure["data"][0]["y"])
-
-    assert points("&points=180") == 180
-    assert points("") == points("&points=many") <= 100
-    assert points("&points=99999") == 180  # a point per scrape is all there is
 
 
 def test_a_replica_s_page_names_what_its_engine_does_not_report(visitor, fleet, noon):

@@ -11,7 +11,7 @@ from controlplane.services.discovery.sources import create_source
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group
-from telemetry.models import AlertRule, MetricsServer
+from telemetry.models import AlertRule
 from telemetry.services.metrics_servers import create_server
 from telemetry.services.notifications.channels import create_channel
 
@@ -69,12 +69,3 @@ def test_a_second_click_on_a_removal_says_that_it_is_gone(address: str, visitor:
 
     assert answer.status_code == 200
     assert "was removed meanwhile. Nothing was changed." in answer.text
-
-
-def test_over_rest_it_is_not_found(client: Client, operator, rows: dict[str, int]) -> None:
-    client.force_login(operator)
-    table = MetricsServer._meta.db_table
-    with removed_before(table, f"delete from {table} where id = {rows['server']}"):
-        answer = client.delete(f"/api/v1/metrics-servers/{rows['server']}", headers={"If-Match": "*"})
-
-    assert answer.status_code == 404

@@ -17,7 +17,7 @@ from controlplane.services import rates
 from controlplane.services.access.users import set_role
 from controlplane.services.events import record_event
 from controlplane.services.fleet.pools import create_pool, create_project
-from telemetry.models import Alert, AlertRule, SavedView, SharedLink, ShortLink
+from telemetry.models import Alert, AlertRule, SavedView, SharedLink
 from telemetry.services import navigation
 from telemetry.web.views import links
 from tests.fleet_history import drop_alert
@@ -225,15 +225,3 @@ def test_saved_views_are_the_users_own_and_saving_again_renames(visitor, user, f
     path = f"/views/{olga.get().pk}/remove/"
     assert (other.post(path).status_code, visitor.post(path).status_code) == (404, 302)
     assert list(SavedView.objects.values_list("user__username", "name")) == [("vic", "Night shift")]
-
-
-def test_saved_views_are_bounded_named_and_kept(visitor, operator, fleet, monkeypatch):
-    monkeypatch.setattr(navigation, "MAX_SAVED_VIEWS", 1)
-    for name in (" ", "x" * 61, "a\0b"):
-        assert "The view was not saved: $.name" in save(visitor, "/?range=1h", name).text
-    save(visitor, "/?range=1h", "One")
-    assert "You have 1 saved views" in save(visitor, "/?range=2h", "Two").text
-    with time_machine.travel(NOW + timedelta(days=500), tick=False):
-        visitor.force_login(operator)
-        visitor.post("/links/", {"view": "/?range=3h"})
-    assert "/?range=1h" in ShortLink.objects.values_list("view", flat=True)

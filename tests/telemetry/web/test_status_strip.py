@@ -12,7 +12,7 @@ from controlplane.models import Replica, Role, Rollout, RoutingPolicy
 from controlplane.services.access.users import set_role
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from controlplane.services.policies.rollout_plans import Plan, make_plan
-from controlplane.web.tags import seconds, signed_percent, signed_points
+from controlplane.web.tags import seconds, signed_points
 from telemetry.alerts.remedies import REMEDIES, remedy_of
 from telemetry.causes.evidence import CauseKind
 from telemetry.models import Alert, RuleKind, ScrapeShard
@@ -83,7 +83,7 @@ def test_while_the_hit_rate_is_down_no_number_of_replicas_is_advised(visitor, ba
 
 def test_a_duration_has_the_unit_of_the_longer_one_beside_it_and_a_difference_a_minus():
     assert [seconds(0.32), seconds(0.32, 0.9), seconds(0.32, 1.2)] == ["320 ms", "320 ms", "0.32 s"]
-    assert [signed_points(-0.031), signed_percent(-0.09)] == ["\u22123.1 points", "\u22129 %"]
+    assert signed_points(-0.031) == "\u22123.1 points"
 
 
 def test_the_strip_costs_at_most_two_queries_beyond_that_of_every_page(visitor, bad_publish, django_assert_num_queries):

@@ -215,15 +215,6 @@ def test_the_form_neither_offers_nor_replays_the_active_policy(browser, replicas
     assert [row["name"] for row in WhatIf.objects.get().candidates] == ["random"]
 
 
-def test_task_groups_are_rows_and_candidates_columns(browser, replicas):
-    page = browser.get(f"/what-if/{finished_what_if(replicas, timezone.now()).pk}/").content.decode()
-    grid = page[page.index("TTFT p50 by task group and candidate</caption>") :].partition("</table>")[0]
-    columns = re.findall(r'<th scope="col"[^>]*>([^<]+)</th>', grid)
-    assert columns[:4] == ["Task group", "Requests", "Active policy, replayed", "lowest_cost"]
-    assert re.findall(r'<th scope="row">([^<]+)</th>', grid) == ["no group", "agents"]
-    assert "82.0 %<br>" in grid
-
-
 def test_a_candidate_becomes_the_draft_of_its_policy(browser, replicas):
     what_if = ranked(replicas, ("tiered", 0.8, 0.2, "better"))
     policy = replicas.policies.get(group=None)

@@ -74,15 +74,6 @@ def test_the_rate_is_unknown_once_the_usual_task_groups_have_no_traffic_for_a_mi
     assert [one.ratio is None for one in found][-18:] == [False] * 6 + [True] * 6 + [False] * 6
 
 
-@pytest.mark.parametrize("mix", [{"": 1.0}, {"new": 0.6, "chat": 0.2, "coding": 0.1, "support": 0.1}])
-def test_traffic_of_a_group_without_a_level_is_no_change_of_the_mix(mix: dict[str, float]) -> None:
-    """A bin from the engines' counters, because a reading of the router was missed; or a new task group."""
-    found = detections(bins([Stretch(1800, 0.8), Stretch(20, 0.8, mix=mix), Stretch(300, 0.8)]))
-
-    assert alarms(found) == []
-    assert [one.mix for one in found if one.mix_since] == []
-
-
 def test_a_changed_traffic_mix_is_no_drop_and_is_reported_separately() -> None:
     ratios = {"chat": 0.9, "coding": 0.8, "support": 0.2}
     later = {"chat": 0.15, "coding": 0.1, "support": 0.75}
@@ -208,25 +199,12 @@ def test_a_change_that_a_drop_followed_never_becomes_the_start_of_the_level() ->
     assert 1940 < second(found[-1].comparable_since) <= 2000
 
 
-def test_the_change_point_is_after_an_idle_night_and_not_before_it() -> None:
-    found = detections(bins([Stretch(1800, 0.8), Stretch(7200, 0.8, rate=0.0), Stretch(120, 0.4)]))
-
-    (alarm,) = alarms(found)
-    assert (second(alarm.steady_until), second(alarm.change_point)) == (1800, 9000)
-
-
 def test_a_revision_does_not_reset_the_test() -> None:
     """Operators changed something at the moment of the drop: the level is that of before."""
     change = T0 + timedelta(seconds=1800)
     found = detections(bins([Stretch(1800, 0.8), Stretch(120, 0.5)]), changes=[change])
 
     assert [one.level for one in alarms(found)] == [pytest.approx(0.8, abs=0.03)]
-
-
-def test_a_harmless_change_restarts_the_level() -> None:
-    found = detections(bins([Stretch(1800, 0.8), Stretch(600, 0.8)]), changes=[T0 + timedelta(seconds=1800)])
-
-    assert second(found[-1].since) == 1800
 
 
 def test_a_fall_too_small_raises_no_alarm() -> None:

@@ -7,7 +7,6 @@ import time_machine
 from django.db import connection
 
 from controlplane.models import ReplicaState, Router
-from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica, remove_replica, set_replica_state
 from controlplane.services.fleet.task_groups import create_task_group
 from telemetry.metrics.counters import ReadingState
@@ -23,11 +22,6 @@ from tests.telemetry.readings import engine_reading, gap, route_reading, router_
 
 pytestmark = pytest.mark.django_db
 MINUTE = Window(T0, T0 + timedelta(seconds=60), 10.0)
-
-
-@pytest.fixture
-def r1(pool):
-    return add_replica(pool, name="r1", url="http://127.0.0.1:9101")
 
 
 @pytest.fixture
@@ -95,13 +89,6 @@ def test_a_missing_value_is_due_to_no_traffic_a_failed_scrape_or_no_scrape(r1, p
 
     assert values(line)[:4] == [0.0, None, None, None]
     assert line.states[:4] == [PointState.OK, PointState.NO_TRAFFIC, PointState.STALE, PointState.UNKNOWN]
-
-
-def test_queries_of_a_reading_without_hits_are_not_counted(r1, pool):
-    engine_reading(r1, T0 + timedelta(seconds=5), queries=1000)
-    engine_reading(r1, T0 + timedelta(seconds=10), queries=100, hits=50)
-
-    assert values(series.hit_rate_by_replica(Subject([pool]), MINUTE)[0])[0] == 0.5
 
 
 def test_increases_over_missed_scrapes_count_at_the_next_scrape(r1, pool):
@@ -275,17 +262,6 @@ def test_histograms_with_different_edges_are_merged_on_common_edges_with_a_note(
 
     assert p50.band[0] == (0.0, 1.0)
     assert p50.note
-
-
-def test_figures_of_a_pool_exclude_other_pools(r1, pool):
-    other = create_pool("embed", models=["embed"])
-    there = add_replica(other, name="e1", url="http://127.0.0.1:9200")
-    engine_reading(r1, T0 + timedelta(seconds=5), queries=100, hits=50)
-    engine_reading(there, T0 + timedelta(seconds=5), queries=100, hits=100)
-
-    assert overview.fleet_tiles(fleet_of(pool), MINUTE).hit_rate_ratio == 0.5
-    assert overview.fleet_tiles(fleet_of(), MINUTE).hit_rate_ratio == 0.75
-    assert [line.label for line in series.hit_rate_by_replica(Subject([other]), MINUTE)] == ["e1"]
 
 
 def test_running_and_waiting_are_of_the_newest_scrape_and_unknown_after_a_failed_scrape(r1, r2, pool):

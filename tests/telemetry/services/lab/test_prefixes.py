@@ -5,7 +5,6 @@ from datetime import timedelta
 import pytest
 
 from controlplane.services.fleet.pools import create_pool
-from telemetry.lab import prefix_tree
 from telemetry.metrics.windows import Window
 from telemetry.services.figures.overview import Subject
 from telemetry.services.lab import decisions
@@ -83,14 +82,3 @@ def test_a_tree_is_built_from_a_bounded_evenly_spaced_number_of_requests(monkeyp
 
     assert tree.every == 4
     assert tree.root.requests == 9
-
-
-def test_the_tree_of_growing_conversations_has_at_most_the_maximum_depth():
-    prompts(*[tuple(range(1, length + 1)) for length in range(1, 300)])
-
-    tree = hottest_prefixes(Subject(), HOUR)
-
-    node, levels = tree.root, 0
-    while node.children:
-        (node,), levels = node.children, levels + 1
-    assert levels == prefix_tree.MAX_DEPTH

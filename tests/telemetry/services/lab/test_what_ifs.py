@@ -161,15 +161,6 @@ def test_waiting_in_a_router_is_no_prefill_time(played):
     assert after["prefill_rate"] == pytest.approx(before["prefill_rate"], rel=0.001)
 
 
-@pytest.mark.parametrize(("ratio", "error"), [(0.25, 0.04), (0.0625, 0.07)])
-def test_a_prediction_from_a_sample_of_hashes_is_close(fleet, workload, ratio, error):
-    play(fleet, workload, RoundRobinSettings(), ratio=ratio)
-    what_if = predict(fleet, {"name": "lowest_cost", "settings": {"strategy": "lowest_cost"}})
-    predicted, truth = what_if.result["candidates"][1]["figures"], serve_once(workload, LowestCostSettings())
-    assert predicted["hit_rate"] == pytest.approx(truth.hit_rate(COUNTED_S), abs=error)
-    assert any("block hashes" in note for note in what_if.result["notes"])
-
-
 def test_the_baseline_is_the_policy_of_the_window_not_the_present_one(played):
     draft = save_draft(played.policies.get(group=None), {"strategy": "lowest_cost"})
     publish_revision(draft.pk)

@@ -4,7 +4,6 @@ from datetime import timedelta
 
 import pytest
 
-from controlplane.errors import ConflictError
 from controlplane.models import Event
 from telemetry.channels.base import DeliveryError
 from telemetry.models import DeliveryAttempt, Notification
@@ -13,7 +12,7 @@ from telemetry.services.notifications.channels import create_channel, test_send,
 from telemetry.services.notifications.outbox import deliveries, replay
 from tests.fakes.fake_webhook_receiver import Reply
 from tests.telemetry.conftest import T0
-from tests.telemetry.services.notifications.scripted import ScriptedSender, claim_next, connection_error, queue_messages
+from tests.telemetry.services.notifications.scripted import ScriptedSender, connection_error, queue_messages
 
 pytestmark = pytest.mark.django_db
 
@@ -163,14 +162,6 @@ def test_a_replayed_message_restarts_its_schedule(queued, clock):
     outbox.deliver_due(clock, ScriptedSender(connection_error()))
 
     assert (Notification.objects.get().next_at - clock()).total_seconds() == 5
-
-
-def test_a_message_cannot_be_replayed_before_its_first_attempt_or_while_it_is_sent(queued, clock):
-    with pytest.raises(ConflictError):
-        replay(queued, clock())
-    claim_next(clock())
-    with pytest.raises(ConflictError):
-        replay(queued, clock())
 
 
 def test_a_message_that_waits_for_its_next_attempt_can_be_sent_at_once(queued, clock):
