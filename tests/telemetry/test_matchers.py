@@ -92,12 +92,5 @@ def test_any_literal_value_survives_writing_and_parsing(label, op, text):
     assert matcher.matches({label: f"{text}x"}) is (op == "!=")
 
 
-def test_stored_parts_are_parsed_like_written_matchers():
-    parts = [{"label": "rule", "op": "=", "value": "Slow, at night"}, {"label": "pool", "op": "=~", "value": "ch.*"}]
-
-    assert [str(matcher) for matcher in parse_stored(parts)] == ['rule="Slow, at night"', "pool=~ch.*"]
-    assert match_all(parse_stored(parts), {**CHAT, "rule": "Slow, at night"})
-
-
 def test_equal_matchers_are_merged():
     assert len(read_matchers(["pool=chat", " pool = chat ", 'pool="chat"'], may_match_all=True)) == 1

@@ -298,12 +298,6 @@ def test_a_replica_that_was_never_read_is_down_only_after_15_minutes(fleet):
     assert fleet.run(60) == {"replica_down"}
 
 
-def test_a_pool_whose_replicas_are_all_starting_raises_no_alert(fleet):
-    fleet.down = {replica.name for replica in fleet.replicas}
-    Replica.objects.update(created_at=T0)
-    assert fleet.run(240) == set()
-
-
 @pytest.mark.parametrize("loading", [{"gpu-2"}, {"gpu-0", "gpu-1", "gpu-2"}])
 def test_a_replica_that_loaded_for_minutes_raises_no_alert_when_it_becomes_ready(fleet, loading):
     """Windows end before the newest reading, so the first success is known and not yet in them."""

@@ -154,7 +154,7 @@ def test_a_message_links_to_the_revision_that_its_most_likely_such_cause_names(p
 
     links = Notification.objects.get().payload["data"]["links"]
     page = admin_client.get(links["revision"]).text
-    assert page.index("r2") < page.index("r1")
+    assert page.index(">r2 ") < page.index(">r1 ")
     assert f"/policies/{policy.pk}/" in links["revision"]
 
     removed = firing(create_pool("other", models=["m"]))

@@ -8,7 +8,7 @@ import pytest
 
 from controlplane.services.fleet.pools import create_pool
 from routing.schema import RoundRobinSettings
-from telemetry.models import WhatIf, WhatIfState
+from telemetry.models import WhatIf
 from telemetry.services.lab import what_if_runs
 from tests.telemetry.services.lab.what_if_world import add_fleet, publish_and_store, traffic
 
@@ -57,16 +57,3 @@ def test_an_invalid_request_names_the_field(api, body, field):
     assert response.status_code == 422
     assert field in str(response.data["errors"])
     assert not WhatIf.objects.exists()
-
-
-def test_a_what_if_is_cancelled_once(api):
-    create_pool("chat")
-    created = api.post(URL, {"pool": "chat", "candidates": [CANDIDATE]})
-    assert api.post(f"{created['Location']}/cancel").data["state"] == WhatIfState.CANCELLED
-    assert api.post(f"{created['Location']}/cancel").status_code == 409
-
-
-def test_too_many_open_what_ifs_of_a_pool_are_a_conflict(api):
-    create_pool("chat")
-    statuses = [api.post(URL, {"pool": "chat", "candidates": [CANDIDATE]}).status_code for _ in range(11)]
-    assert statuses == [201] * 10 + [409]

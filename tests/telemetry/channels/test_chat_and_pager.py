@@ -16,30 +16,10 @@ def send(kind, told, **given):
     return kind.send(kind.complete(given), told)
 
 
-def slack(receiver, told):
-    send(SLACK, told, url=receiver.url)
-    return receiver.received[-1].payload
-
-
 def pager(receiver, told, **given):
     sent = len(receiver.received)
     send(PAGERDUTY, told, routing_key=KEY, endpoint=receiver.origin, source="wp", **given)
     return [one.payload for one in receiver.received[sent:]]
-
-
-def test_a_slack_message_has_figures_causes_and_links(receiver):
-    body = slack(receiver, message())
-
-    assert body["text"].startswith("[FIRING] Hit rate of pool chat is 20.1 %")
-    header, fields, cause, links = body["blocks"]
-    assert header["text"]["type"] == "plain_text"
-    assert len(header["text"]["text"]) <= 150
-    assert len(fields["fields"]) <= 10
-    shown = [field["text"] for field in fields["fields"]]
-    assert "*Value*\n20.1 %" in shown
-    assert "*Pool*\nchat" in shown
-    assert cause["text"]["text"] == "*Cause*\nRevision 7 moved homes. (confidence 90 %) Revert it."
-    assert "<https://warmpath.example/alerts/7/|Open alert>" in links["text"]["text"]
 
 
 def test_plain_text_is_unchanged():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telemetry.lint.differences import Kind, compare
-from telemetry.lint.findings import Finding, lint
+from telemetry.lint.findings import lint
 from telemetry.lint.structure import PromptStructure
 from tests.telemetry.lint.prompts import prompt_structure, rules
 
@@ -122,13 +122,3 @@ def test_any_two_prompts_can_be_compared(prompt: list[str], other: list[str]) ->
     if found is not None:
         assert found.at >= 0
         assert 0 <= found.stable_bytes <= sum(len(text.encode()) + 16 for text in prompt)
-
-
-def test_positions_as_text() -> None:
-    def where(kind: Kind, segment: str, at_tokens: int) -> str:
-        return Finding(kind, segment, at_tokens, 1, 1.0, 1, None).where
-
-    assert where(Kind.DATE, "system", 41) == "in the system prompt, about 41 tokens in"
-    assert where(Kind.DATE, "user", 0) == "at the beginning of the user message"
-    assert where(Kind.TOOLS, "tools", 0) == "in the tool list"
-    assert where(Kind.TRUNCATED, "history", 0) == "at the beginning of the history"

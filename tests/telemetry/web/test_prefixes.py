@@ -5,7 +5,6 @@ from datetime import timedelta
 
 from controlplane.models import Pool, Replica
 from controlplane.services.fleet.pools import create_pool, update_pool
-from telemetry.web.views.lab import hit_rate_class
 from tests.telemetry.stored_decisions import a_router, decided
 
 
@@ -37,17 +36,6 @@ def test_prefixes_are_drawn_by_their_tokens_and_listed_with_where_they_live(
 def test_an_empty_page_says_why_and_nonsense_narrows_nothing(visitor, noon):
     assert "No placement decisions collected yet" in visitor.get("/prefixes/").text
     assert visitor.get("/prefixes/?below=<script>&pool=nowhere").status_code == 200
-
-
-def test_colours_go_from_cold_to_warm_and_unknown_is_neither():
-    assert [hit_rate_class(ratio) for ratio in (0.0, 0.05, 0.55, 0.999, 1.0, None)] == [
-        "w0",
-        "w0",
-        "w5",
-        "w9",
-        "w9",
-        "unknown",
-    ]
 
 
 def test_what_lies_deep_is_drawn_and_listed_once_it_is_asked_for(visitor, noon):

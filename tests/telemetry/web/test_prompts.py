@@ -63,12 +63,6 @@ def test_rest_returns_the_same_findings(visitor, prompts, django_assert_max_num_
     assert visitor.get("/api/v1/prompts?pool=nowhere").status_code == 422
 
 
-def test_as_many_queries_for_many_groups_as_for_few(visitor, prompts, django_assert_max_num_queries):
-    visitor.get("/prompts/")  # what is looked up once
-    with django_assert_max_num_queries(12):
-        visitor.get("/prompts/")
-
-
 def test_a_task_group_s_page_says_what_keeps_its_prompts_apart(visitor, prompts):
     text = visitor.get("/pools/chat/groups/coding/").text
 

@@ -125,18 +125,6 @@ def test_a_complete_minute_is_not_read_again(fleet):
     assert [one.requests for _, one in breakdowns_over_time(fleet, HOUR)] == [500, 500, 200]
 
 
-def test_many_late_decisions_of_a_complete_minute_restart_the_replay_at_its_bin(fleet):
-    requests = spread(traffic(1200))
-    store(requests[:500] + requests[550:])
-    replay_pools(at(8))
-    store(requests[500:550])
-    assert breakdown_of(fleet, HOUR).requests == 750
-    replay_pools(at(9))
-    assert [one.requests for _, one in breakdowns_over_time(fleet, HOUR)] == [500, 400]
-    replay_pools(at(12))
-    assert breakdown_of(fleet, HOUR).requests == 1200
-
-
 def test_a_bin_has_a_reason_if_cache_sizes_were_unknown_in_one_of_its_minutes(fleet):
     Replica.objects.filter(name="r2").update(capacity_blocks=None)
     store(spread(traffic(1200)))

@@ -52,12 +52,6 @@ def test_a_draft_without_a_prediction_is_refused_and_nothing_is_written(draft):
     assert "override_reason" in str(refused.value)
 
 
-def test_a_draft_within_the_limits_is_published(draft):
-    predict_draft(draft, hit_rate=(-0.02, 0.01), ttft=(0.1, 0.02))
-    assert publish_revision(draft.pk).revision.state == RevisionState.LIVE
-    assert not Event.objects.filter(kind=EventKind.PREDICTION_OVERRIDDEN).exists()
-
-
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
@@ -83,18 +77,6 @@ def test_each_reason_to_refuse_has_its_code(draft, changes, code):
     if code is not None:
         with pytest.raises(PredictionRequiredError):
             publish_revision(draft.pk)
-
-
-def test_the_refusal_has_the_figures_and_the_what_if(draft):
-    what_if = predict_draft(draft, hit_rate=(-0.12, 0.02))
-    text = r"Hit rate 33.0 % instead of 45.0 %, -12 points .*limit -3 points"
-    with pytest.raises(PredictionRequiredError, match=text) as error:
-        publish_revision(draft.pk)
-    hit_rate = error.value.members["figures"][0]
-    assert (hit_rate["name"], hit_rate["is_exceeded"], hit_rate["limit"]) == ("hit_rate", True, -0.03)
-    assert hit_rate["difference"]["low"] == pytest.approx(-0.14)
-    assert error.value.members["links"]["what_if"] == f"/api/v1/what-ifs/{what_if.pk}"
-    assert error.value.members["links"]["page"] == f"/what-if/{what_if.pk}/"
 
 
 def test_a_draft_that_overloads_replicas_is_refused_whatever_the_limits(policy, draft):

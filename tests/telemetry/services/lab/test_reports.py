@@ -121,12 +121,6 @@ def test_a_window_ends_now_and_begins_not_before_the_pool_existed(old_pool):
         report_windows(T0, old_pool, at=T0 - timedelta(hours=3), span=HOUR)
 
 
-def test_the_time_of_a_rollout_belongs_to_neither_window(old_pool):
-    rollout = published(old_pool, T0 - 3 * HOUR, T0 - 2 * HOUR)
-    windows = report_windows(T0, old_pool, rollout=rollout, span=HOUR)
-    assert (windows.before.end, windows.after.start) == (T0 - 3 * HOUR, T0 - 2 * HOUR)
-
-
 def test_windows_around_a_rollout_have_one_revision_each(old_pool):
     minute = timedelta(minutes=1)
     published(old_pool, T0 - 9 * HOUR, T0 - 8 * HOUR)

@@ -222,11 +222,6 @@ def test_a_pool_with_prefill_replicas_fails_with_the_reason(played):
     assert "prefill replicas" in what_if.reason
 
 
-def test_a_window_without_requests_fails_with_the_reason(fleet):
-    what_if = predict(fleet, {"name": "three", "replicas": 3})
-    assert (what_if.state, what_if.reason) == (WhatIfState.FAILED, "No requests were captured in this window.")
-
-
 def test_a_replica_with_unknown_cache_size_fails_with_its_name(played):
     Replica.objects.filter(name="r1").update(capacity_blocks=None)
     what_if = predict(played, {"name": "three", "replicas": 3})
