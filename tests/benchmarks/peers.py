@@ -102,15 +102,6 @@ def _address(address: str) -> dict[str, object]:
     return {"socket_address": {"address": host, "port_value": int(port)}}
 
 
-def vllm_router(_folder: Path, replicas: Sequence[str]) -> AbstractContextManager[Proxy]:
-    """vllm-router with consistent hashing by session, from a header or the body."""
-    return rust_router(["vllm-router"], replicas, "--policy", "consistent_hash")
-
-
-def sglang_router(_folder: Path, replicas: Sequence[str]) -> AbstractContextManager[Proxy]:
-    return rust_router(["sglang-router", "launch"], replicas)
-
-
 def rust_router(program: Sequence[str], replicas: Sequence[str], *options: str) -> AbstractContextManager[Proxy]:
     """vllm-router, or a gateway of the family that it comes from; all are ``cache_aware`` by default."""
     port = free_port()
@@ -120,4 +111,7 @@ def rust_router(program: Sequence[str], replicas: Sequence[str], *options: str) 
 
 
 PEERS: dict[str, Start] = {"nginx": nginx, "haproxy": haproxy, "envoy": envoy}
-PEERS |= {"vllm-router": vllm_router, "sglang-router": sglang_router}
+PEERS |= {
+    "vllm-router": lambda _folder, replicas: rust_router(["vllm-router"], replicas, "--policy", "consistent_hash"),
+    "sglang-router": lambda _folder, replicas: rust_router(["sglang-router", "launch"], replicas),
+}

@@ -36,7 +36,7 @@ from routing.replay.block_runs import Forest
 from routing.replay.fast_engine import FastEngineConfig
 from routing.replay.replay import replay, report
 from routing.replay.routers import SeveralRouters, Sharing, router_placers
-from routing.schema import LowestCostSettings, ReplicaConfig
+from routing.schema import LowestCostSettings
 from routing.settings import STATE_URL
 from routing.sharing.exchange import Exchange
 from routing.sharing.transports import ServerTransport
@@ -47,15 +47,16 @@ from routing.traffic.player import PlayConfig, Player
 from routing.traffic.trace import requests_of
 from routing.types import BLOCK_BYTES, TargetId
 from tests.benchmarks.builds import compiled_environment
+from tests.benchmarks.comparison.routers import Stand, ours
+from tests.benchmarks.comparison.runs import Engines
+from tests.benchmarks.comparison.workloads import ENGINE_BLOCK_TOKENS
 from tests.benchmarks.kv_events import BODY_BYTES, SESSIONS, Traffic, cpu_ns, serve
 from tests.benchmarks.proxy import Proxy
-from tests.benchmarks.router import our_router, replicas, serving_router
+from tests.benchmarks.router import our_router, replicas
 from tests.conftest import running
-from tests.routing.standin.replica_process import replica_process
 from tests.synthetic_traces import chat, coding
 
 REPLICAS = 8
-ENGINE_BLOCK_TOKENS = 16
 WORKLOADS = {"chat": (chat, FastEngineConfig(4000), 0.7), "coding": (coding, FastEngineConfig(1500), 1.5)}
 CASES = ((1, Sharing.NONE), (2, Sharing.NONE), (2, Sharing.STATE), (4, Sharing.STATE))
 PEERS = 3  # of the router whose CPU is measured
@@ -146,34 +147,16 @@ def _stand(
 ) -> Iterator[list[Proxy]]:
     """Routers before new replicas."""
     blocks = model.blocks * model.block_tokens // ENGINE_BLOCK_TOKENS
-    engine = ("--blocks", f"{blocks + 1}", "--prefill-rate", f"{model.prefill_rate}", "--step-s", f"{model.step_s}")
-    engine += ("--decode-s", f"{model.decode_s}")
+    engine = (
+        f"--blocks {blocks + 1} --prefill-rate {model.prefill_rate} --step-s {model.step_s} --decode-s {model.decode_s}"
+    )
     environment = (None if options.plain else compiled_environment()) or dict(os.environ)
-    environment["WARMPATH_ROUTER_WORKERS"] = str(options.workers)
+    environment |= {"WARMPATH_ROUTER_WORKERS": str(options.workers), **({STATE_URL: url} if url is not None else {})}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        ports = [stack.enter_context(replica_process(*engine)).port for _ in range(REPLICAS)]
-        members = tuple(
-            ReplicaConfig(
-                name=f"replica-{number}",
-                url=f"http://127.0.0.1:{port}",
-                block_tokens=ENGINE_BLOCK_TOKENS,
-                capacity_blocks=blocks,
-            )
-            for number, port in enumerate(ports)
-        )
-        yield [
-            stack.enter_context(
-                serving_router(
-                    folder,
-                    f"router-{number}",
-                    members,
-                    LowestCostSettings(),
-                    {**environment, **({STATE_URL: url} if url is not None else {})},
-                )
-            )
-            for number in range(routers)
-        ]
+        engines = Engines(stack, REPLICAS, engine.split()).all
+        stands = [Stand(folder / f"{number}", engines, environment) for number in range(routers)]
+        yield [stack.enter_context(ours(stand)) for stand in stands]
 
 
 class Peer:

@@ -14,19 +14,34 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
 import uvloop
 
-from tests.benchmarks.comparison.routers import ROUTERS, Router, Stand, install, state_server
+from tests.benchmarks.comparison.routers import ROUTERS, Router, Stand, environment, install
 from tests.benchmarks.comparison.runs import Engines, given, measure
-from tests.benchmarks.comparison.tables import PAGE, RECORD, Cell, tables_of
 from tests.benchmarks.comparison.workloads import ENGINES, WORKLOADS, Request, Workload, requests_of
 from tests.benchmarks.literature import write
 
+ROOT = Path(__file__).parents[3]
+PAGE, RECORD = ROOT / "docs" / "comparison.md", ROOT / "docs" / "comparison.json"
 OUTPUT = Path("test-results") / "peers.json"
+Cell = dict[str, Any]
+COLUMNS: dict[str, tuple[tuple[str, ...], str]] = {
+    "hit %": (("hit_percent",), "{:.1f}"),
+    "TTFT mean, s": (("ttft_mean_s",), "{:.2f}"),
+    "p50": (("ttft_p50_s",), "{:.2f}"),
+    "p99": (("ttft_p99_s",), "{:.2f}"),
+    "errors / unfinished": (("errors", "unfinished"), "{:.0f}"),
+    "load max / mean": (("max_to_mean",), "{:.2f}"),
+    "CPU, ms a request": (("cpu_ms",), "{:.1f}"),
+    "RSS, MiB": (("memory_mib",), "{:.0f}"),
+}
 
 
 def main(arguments: Sequence[str] = ()) -> None:
@@ -37,14 +52,15 @@ def main(arguments: Sequence[str] = ()) -> None:
     add("--seconds", type=float, default=90.0, help="of each run (default %(default)s)")
     add("--repeat", type=int, default=1, help="runs of each router and workload, with another seed each")
     add("--engines", type=int, default=ENGINES, help="stand-ins (default %(default)s)")
-    add("--replicas", nargs="+", metavar="URL", help="running replicas with /reset_prefix_cache instead of stand-ins")
+    add("--replicas", nargs="+", metavar="URL", help="running replicas of a model that is served as `tiny`")
     add("--trace", type=Path, help="a trace in Mooncake's format instead of the workloads' own")
     add("--record", action="store_true", help="measure nothing: make the latest results those of docs/comparison.md")
     options = parser.parse_args(arguments)
+    options.engines = len(options.replicas or ()) or options.engines
     if not options.record:
         compare(installed(options.routers), options)
     result = json.loads(OUTPUT.read_text())
-    print(*(line for lines in tables_of(result).values() for line in ("", *lines)), sep="\n")
+    print(*("\n".join(["", *lines]) for lines in tables_of(result).values() if lines), sep="\n")
     if options.record:
         shutil.copy(OUTPUT, RECORD)
         write(tables_of(result), [PAGE])
@@ -76,8 +92,10 @@ def compare(routers: dict[str, Router], options: argparse.Namespace) -> None:
         for name in options.workloads:
             workload = WORKLOADS[name]
             requests = requests_of(workload, options.seconds, 1 + repeat, options.engines, options.trace)
-            for router_name in [key for key, router in routers.items() if router.takes_part(workload)]:
-                figures = run(workload, requests, routers[router_name], options)
+            for router_name, router in routers.items():
+                if not router.takes_part(workload, are_given=bool(options.replicas)):
+                    continue
+                figures = run(workload, requests, router, options)
                 cells.append({"workload": name, "router": router_name, **figures})
                 print(json.dumps(cells[-1]), flush=True)
                 OUTPUT.write_text(json.dumps({**result, "cells": cells}, indent=1, default=str) + "\n")
@@ -90,13 +108,57 @@ def run(workload: Workload, requests: Sequence[Request], router: Router, options
         started = None if options.replicas else Engines(stack, options.engines, workload.engine_options())
         engines = started.all if started else stack.enter_context(given(options.replicas))
         loss = started.lose_one if started and workload.loses_engine else None
-        state_url = stack.enter_context(state_server(folder)) if workload.instances > 1 else None
+        variables = stack.enter_context(environment(folder, workload.instances))
         try:
             proxies = []
             for instance in range(workload.instances):
-                own_folder = folder / f"{instance}"
-                own_folder.mkdir()
-                proxies.append(stack.enter_context(router.start(Stand(own_folder, engines, state_url))))
+                (own := folder / f"{instance}").mkdir()
+                proxies.append(stack.enter_context(router.start(Stand(own, engines, variables))))
             return uvloop.run(measure(requests, proxies, engines, loss))
         except (RuntimeError, TimeoutError) as error:
             return {"refused": [f"it did not start: {error}"]}
+
+
+# --- tables -------------------------------------------------------------------------------------------
+
+
+def tables_of(result: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Lines of each table of the page."""
+    tables = {name: list(_table(workload.title, name, result["cells"])) for name, workload in WORKLOADS.items()}
+    return {"routers": list(_routers(result["versions"])), **tables}
+
+
+def _routers(versions: Mapping[str, str]) -> Iterator[str]:
+    yield "| router | version | configuration | why |"
+    yield "| --- | --- | --- | --- |"
+    for name, version in versions.items():
+        yield f"| {name} | {version} | `{ROUTERS[name].configuration}` | {ROUTERS[name].reason} |"
+
+
+def _table(title: str, workload: str, cells: Sequence[Cell]) -> Iterator[str]:
+    """Best mean TTFT first; runs that were refused last."""
+    valid: defaultdict[str, list[Cell]] = defaultdict(list)
+    refused: dict[str, str] = {}
+    for cell in cells:
+        if cell["workload"] == workload:
+            if cell["refused"]:
+                refused[cell["router"]] = "; ".join(cell["refused"])
+            else:
+                valid[cell["router"]].append(cell)
+    if valid or refused:
+        yield f"| {title} | {' | '.join(COLUMNS)} |"
+        yield "| --- " * (len(COLUMNS) + 1) + "|"
+    for router, runs in sorted(valid.items(), key=lambda row: mean(run["ttft_mean_s"] for run in row[1])):
+        yield f"| {router} | {' | '.join(_text(runs, *column) for column in COLUMNS.values())} |"
+    for router in sorted(refused.keys() - valid.keys()):
+        yield f"| {router} | refused: {refused[router]} {'| ' * len(COLUMNS)}|"
+
+
+def _text(runs: Sequence[Cell], names: Sequence[str], form: str) -> str:
+    """Mean of the runs, with the lowest and the highest of several."""
+    texts = []
+    for name in names:
+        values = [run[name] for run in runs]
+        interval = f" ({form.format(min(values))}-{form.format(max(values))})" if len(values) > 1 else ""
+        texts.append(form.format(mean(values)) + interval)
+    return " / ".join(texts)

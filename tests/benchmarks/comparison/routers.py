@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -39,7 +40,7 @@ class Stand:
 
     folder: Path
     engines: Sequence[Engine]
-    state_url: str | None  # where several of our routers share their state
+    environment: Mapping[str, str]  # of our router
 
     @property
     def addresses(self) -> list[str]:
@@ -60,17 +61,19 @@ class Router:
     is_default: bool = False
     has_events: bool = False
 
-    def takes_part(self, workload: Workload) -> bool:
-        """A restarted engine publishes its events elsewhere."""
-        return not (self.has_events and workload.loses_engine)
+    def takes_part(self, workload: Workload, *, are_given: bool) -> bool:
+        """Given replicas are not killed and have no known events; a restarted stand-in publishes them elsewhere."""
+        if workload.loses_engine:
+            return not (self.has_events or are_given)
+        return not (self.has_events and are_given)
 
     def version(self) -> str:
         if not self.program:
             return f"{__version__}, {'compiled' if build() else 'plain'}"
         if self.program in PACKAGE:
             return locked(PACKAGE[self.program])
-        process = subprocess.run([self.program, "-v"], capture_output=True, text=True, check=False)
-        return (process.stdout + process.stderr).splitlines()[0]
+        process = subprocess.run([self.program, "-v"], capture_output=True, text=True, check=True)
+        return re.findall(r"\d[\d.]+\d", process.stdout + process.stderr)[0]
 
 
 @cache
@@ -79,19 +82,30 @@ def build() -> dict[str, str] | None:
     return compiled_environment() if PACKAGES.exists() else None
 
 
-def ours(stand: Stand, *, follows: bool) -> AbstractContextManager[Proxy]:
+def ours(stand: Stand, *, follows: bool = False) -> AbstractContextManager[Proxy]:
+    """Our router. It gets the sizes of caches that the control plane reads from the engines."""
     members = tuple(
-        ReplicaConfig(f"replica-{number}", engine.url, block_tokens=16, kv_events=engine.events if follows else None)
+        ReplicaConfig(
+            name=f"replica-{number}",
+            url=engine.url,
+            block_tokens=ENGINE_BLOCK_TOKENS,
+            capacity_blocks=engine.blocks(),
+            kv_events=engine.events if follows else None,
+        )
         for number, engine in enumerate(stand.engines)
     )
-    environment = dict(build() or os.environ) | ({STATE_URL: stand.state_url} if stand.state_url else {})
-    return serving_router(stand.folder, "router", members, LowestCostSettings(), environment)
+    return serving_router(stand.folder, "router", members, LowestCostSettings(), dict(stand.environment))
 
 
 @contextmanager
-def state_server(folder: Path) -> Iterator[str]:
+def environment(folder: Path, instances: int) -> Iterator[dict[str, str]]:
+    """Environment of our routers, of which several share their state."""
+    variables = dict(build() or os.environ)
+    if instances == 1:
+        yield variables
+        return
     with running(valkey_child(folder / "valkey" / "socket")):
-        yield f"unix://{folder}/valkey/socket"
+        yield variables | {STATE_URL: f"unix://{folder}/valkey/socket"}
 
 
 def gateway(program: str, options: str, reason: str, **kind: bool) -> Router:
@@ -131,7 +145,7 @@ SESSIONS = "for conversations; the traffic has X-Session-ID"
 LENGTHS = "prompts differ in length"
 KV_AWARE = f"--policy kv_aware --kv-event-model {MODEL} --kv-event-block-size {ENGINE_BLOCK_TOKENS}"
 ROUTERS = {
-    "lowest_cost": Router("", partial(ours, follows=False), "lowest_cost, state shared", DEFAULT, is_default=True),
+    "lowest_cost": Router("", ours, "lowest_cost, state shared", DEFAULT, is_default=True),
     "lowest_cost, KV events": Router(
         "", partial(ours, follows=True), "lowest_cost, kv_events of each replica", "follows caches", has_events=True
     ),

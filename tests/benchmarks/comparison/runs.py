@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 import time
 import urllib.request
-from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -31,7 +29,8 @@ DRAIN_S = 30.0  # after the last request; what has no first byte then is unfinis
 READY_S = 60.0
 # Limits of a valid run.
 LATE_P50_S, LATE_P99_S = 0.010, 0.200  # requests that the client sent too late
-BUSY_MEAN, BUSY_P95 = 0.60, 0.90  # cores that a router or an engine used, in windows of a second
+MAX_CORES = 0.6  # that a router or an engine uses
+Loss = Callable[[float], Coroutine[Any, Any, None]]  # of an engine, during a run of so many seconds
 COUNTERS = ("prefix_cache_hits", "prefix_cache_queries", "prompt_tokens")
 
 
@@ -48,9 +47,16 @@ class Engine:
     def address(self) -> str:
         return urlsplit(self.url).netloc
 
-    def counters(self) -> dict[str, float]:
+    def metrics(self) -> str:
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=READY_S) as response:
-            text = response.read().decode()
+            text: str = response.read().decode()
+        return text
+
+    def blocks(self) -> int:
+        return int(re.findall(r'num_gpu_blocks="(\d+)"', self.metrics())[0]) - 1  # without vLLM's null block
+
+    def counters(self) -> dict[str, float]:
+        text = self.metrics()
         totals = {name: re.findall(rf"^vllm:{name}_total(?:{{.*}})? (\S+)$", text, re.MULTILINE) for name in COUNTERS}
         return {name: sum(map(float, values)) + self.lost.get(name, 0.0) for name, values in totals.items()}
 
@@ -58,7 +64,7 @@ class Engine:
 class Engines:
     """Stand-ins on ports that stay the same after a restart, but for those of KV events."""
 
-    def __init__(self, stack: ExitStack, count: int, options: tuple[str, ...]) -> None:
+    def __init__(self, stack: ExitStack, count: int, options: Sequence[str]) -> None:
         self._stack, self._options = stack, options
         with ThreadPoolExecutor(count) as pool:
             self.all = list(pool.map(self._start, [Engine(f"http://127.0.0.1:{free_port()}") for _ in range(count)]))
@@ -125,25 +131,11 @@ async def play(requests: Sequence[Request], ports: Sequence[int]) -> list[Sent]:
     return outcomes
 
 
-async def watch(watched: Callable[[], dict[str, int]], cores: dict[str, list[float]]) -> None:
-    """Record the cores that processes use, in windows of a second."""
-    before: dict[int, tuple[float, float]] = {}
-    while True:
-        for name, pid in watched().items():
-            with contextlib.suppress(OSError):  # it has ended
-                now, cpu_s = time.monotonic(), Proxy(name, 0, pid).cpu_s()
-                if pid in before:
-                    cores[name].append((cpu_s - before[pid][1]) / (now - before[pid][0]))
-                before[pid] = now, cpu_s
-        await asyncio.sleep(1.0)
-
-
-def refusals(cores: dict[str, list[float]], late_s: Sequence[float]) -> Iterator[str]:
+def refusals(cores: Mapping[str, float], late_s: Sequence[float]) -> Iterator[str]:
     """Why a run is not valid."""
-    for name, values in cores.items():
-        average, p95 = mean(values), percentile(values, 95)
-        if average > BUSY_MEAN or p95 > BUSY_P95:
-            yield f"{name} was CPU-bound: {average:.2f} cores on average, {p95:.2f} at p95"
+    for name, used in cores.items():
+        if used > MAX_CORES:
+            yield f"{name} was CPU-bound: it used {used:.2f} cores"
     late = percentile(late_s, 50), percentile(late_s, 99)
     if late[0] > LATE_P50_S or late[1] > LATE_P99_S:
         yield f"the client was late: {1e3 * late[0]:.0f} ms at p50, {1e3 * late[1]:.0f} ms at p99"
@@ -154,28 +146,23 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 
 async def measure(
-    requests: Sequence[Request],
-    routers: Sequence[Proxy],
-    engines: Sequence[Engine],
-    loss: Callable[[float], Coroutine[Any, Any, None]] | None,
+    requests: Sequence[Request], routers: Sequence[Proxy], engines: Sequence[Engine], loss: Loss | None
 ) -> dict[str, Any]:
     """Play the requests through the routers in turns; figures, and why they are not valid."""
     for router in routers:
         await _ready(router.port)
-    before, cpu_s = [engine.counters() for engine in engines], sum(router.cpu_s() for router in routers)
-    cores: defaultdict[str, list[float]] = defaultdict(list)
-
-    def watched() -> dict[str, int]:
-        started = [(f"engine {number}", engine.process) for number, engine in enumerate(engines)]
-        pids = {name: process.process.pid for name, process in started if process}
-        return pids | {f"router {number}": router.pid for number, router in enumerate(routers) if router.pid}
-
+    watched = {f"router {number}": router for number, router in enumerate(routers)}
+    for number, engine in enumerate(engines):
+        if engine.process and not (loss and number == 0):
+            watched[f"engine {number}"] = Proxy("engine", 0, engine.process.process.pid)
+    before, cpu_s = [engine.counters() for engine in engines], {name: it.cpu_s() for name, it in watched.items()}
+    started_s = time.monotonic()
     async with asyncio.TaskGroup() as group:
-        watching = group.create_task(watch(watched, cores))
         if loss is not None:
             group.create_task(loss(requests[-1].at_s))
         outcomes = await play(requests, [router.port for router in routers])
-        watching.cancel()
+    used_s = {name: it.cpu_s() - cpu_s[name] for name, it in watched.items()}
+    cores = {name: used / (time.monotonic() - started_s) for name, used in used_s.items()}
     after = [engine.counters() for engine in engines]
     hits, queries, tokens = (
         [last[name] - first[name] for first, last in zip(before, after, strict=True)] for name in COUNTERS
@@ -191,7 +178,7 @@ async def measure(
         "errors": sum(outcome.result.error is not None for outcome in outcomes),
         "unfinished": sum(outcome.is_unfinished for outcome in outcomes),
         "max_to_mean": max(tokens) / max(1.0, mean(tokens)),
-        "cpu_ms": 1e3 * (sum(router.cpu_s() for router in routers) - cpu_s) / len(outcomes),
+        "cpu_ms": 1e3 * sum(used_s[name] for name in used_s if "router" in name) / len(outcomes),
         "memory_mib": sum(router.memory_mib() for router in routers),
         "late_p50_ms": 1e3 * percentile(late_s, 50),
         "late_p99_ms": 1e3 * percentile(late_s, 99),
@@ -202,11 +189,8 @@ async def measure(
 
 async def _ready(port: int) -> None:
     """Wait until a router serves a request: some listen before they know their replicas."""
-    fields = {"model": MODEL, "messages": [{"role": "user", "content": "ready?"}], "max_tokens": 1}
-    async with aiohttp.ClientSession() as http, asyncio.timeout(READY_S):
-        while True:
-            with contextlib.suppress(aiohttp.ClientError):
-                async with http.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=fields) as response:
-                    if response.status == 200:
-                        return
+    fields = {"model": MODEL, "messages": [{"role": "user", "content": "?"}], "max_tokens": 1, "stream": True}
+    async with asyncio.timeout(READY_S), aiohttp.ClientSession() as http:
+        client = ChatClient(http, f"http://127.0.0.1:{port}/v1/chat/completions")
+        while (await client.send(json.dumps(fields).encode(), {"Content-Type": "application/json"})).error:
             await asyncio.sleep(0.2)

@@ -41,11 +41,10 @@ class Workload:
     instances: int = 1  # of the router, behind round robin
     loses_engine: bool = False  # one engine is killed after a third of the time, and back with a cold cache after 7/12
 
-    def engine_options(self) -> tuple[str, ...]:
+    def engine_options(self) -> list[str]:
         """Options of a stand-in."""
-        options = {"blocks": self.blocks // self.shrink + 1, "chunk": CHUNK_TOKENS // self.shrink}
-        options |= {"prefill-rate": PREFILL_RATE, "step-s": STEP_S / self.shrink}  # type: ignore[dict-item]
-        return tuple(text for name, value in options.items() for text in (f"--{name}", str(value)))
+        sizes = f"--blocks {self.blocks // self.shrink + 1} --chunk {CHUNK_TOKENS // self.shrink}"
+        return f"{sizes} --prefill-rate {PREFILL_RATE} --step-s {STEP_S / self.shrink}".split()
 
 
 @dataclass(frozen=True)
@@ -94,35 +93,22 @@ def requests_of(workload: Workload, seconds: float, seed: int, engines: int, tra
         raise ValueError(f"{trace} has only {len(columns)} requests, too few for {seconds:g} s")
     count = bisect_left(sums, budget) + 1
     pace = seconds / (columns.at_s[count - 1] - columns.at_s[0])
-    names, sessions = Sessions(), []
+    sessions: dict[int, str] = {}  # by the last full block of a prompt
+    seen: set[int] = set()
+    requests = []
     for number in range(count):
         ids = columns.ids[columns.starts[number] : columns.starts[number + 1]]
         prompt_tokens, block_tokens = columns.prompt_tokens[number], columns.block_tokens
-        body = _body(
-            ids, block_tokens / workload.shrink, prompt_tokens / workload.shrink, columns.output_tokens[number]
-        )
-        session = names.session_of(ids[: prompt_tokens // block_tokens])
-        sessions.append(Request(pace * (columns.at_s[number] - columns.at_s[0]), session, body))
-    return sessions
-
-
-class Sessions:
-    """A prompt that contains all full blocks of an earlier one continues its session."""
-
-    def __init__(self) -> None:
-        self._number = 0
-        self._seen: set[int] = set()  # blocks
-        self._sessions: dict[tuple[int, int], str] = {}  # by number of full blocks and the last of them
-
-    def session_of(self, full: array[int]) -> str:
-        places = [(number, block) for number, block in enumerate(full)]
-        session = next((self._sessions[place] for place in reversed(places) if place in self._sessions), None)
-        if session is None:
-            session, self._number = f"session-{self._number:06d}", self._number + 1
-        if places and places[-1][1] not in self._seen:  # otherwise many prompts end there: a system prompt
-            self._sessions[places[-1]] = session
-        self._seen.update(full)
-        return session
+        full = ids[: prompt_tokens // block_tokens]
+        # A prompt with all full blocks of an earlier one continues its session.
+        session = next((sessions[block] for block in reversed(full) if block in sessions), f"session-{number:06d}")
+        if full and full[-1] not in seen:  # otherwise many prompts end there: a system prompt
+            sessions[full[-1]] = session
+        seen.update(full)
+        tokens = block_tokens / workload.shrink, prompt_tokens / workload.shrink
+        body = _body(ids, *tokens, columns.output_tokens[number])
+        requests.append(Request(pace * (columns.at_s[number] - columns.at_s[0]), session, body))
+    return requests
 
 
 def _body(ids: array[int], block_tokens: float, prompt_tokens: float, output_tokens: int) -> bytes:
