@@ -1,11 +1,9 @@
 """Bodies of templates: values and their formats, mistakes, and what a template cannot do."""
 
-import json
-
 import pytest
 
 from telemetry.channels.base import ConfigError, DeliveryError
-from telemetry.channels.template import DEFAULT_BODY, TEMPLATE, render
+from telemetry.channels.template import TEMPLATE, render
 from tests.fakes.fake_webhook_receiver import Reply
 from tests.telemetry.channels.messages import HOSTILE, NOTICE, ROLLOUT, TEST, message, several
 
@@ -139,7 +137,3 @@ def test_secrets_of_headers_are_removed_from_logs_and_not_shown():
     for secret in TEMPLATE.secrets(config):
         echo = echo.replace(secret, "...")
     assert set(echo) == set("no .,") | set("/-path")
-
-
-def test_the_preview_is_the_body_of_an_example():
-    assert json.loads(TEMPLATE.preview({"content_type": "application/json", "body": DEFAULT_BODY}))["text"]

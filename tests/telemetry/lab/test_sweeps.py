@@ -112,10 +112,3 @@ def test_a_size_that_overloads_replicas_is_no_saving():
     result = {**RESULT, "candidates": [active, more, row(3, 1000, 0.6, WORSE, "overload"), cache]}
     fewer, _ = read_sweep(result).summaries
     assert fewer.endswith("TTFT p50 +10 to +30 % (overload: queues grow until the end).")
-
-
-def test_without_calibration_there_is_no_advice():
-    result = {**RESULT, "calibration": {"is_calibrated": False, "problems": ["Too few."]}}
-    sweep = read_sweep(result)
-    assert sweep.summaries == []
-    assert sweep.problems == ["Too few."]

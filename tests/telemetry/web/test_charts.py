@@ -83,12 +83,6 @@ def test_a_gap_stays_a_gap(visitor, fleet):
     assert lines["gpu-4"]["connectgaps"] is False
 
 
-def test_a_figure_is_not_sent_again_unchanged(visitor, fleet):
-    first = visitor.get("/charts/ttft/figure/")
-
-    assert visitor.get("/charts/ttft/figure/", headers={"If-None-Match": first["ETag"]}).status_code == 304
-
-
 def test_a_chart_costs_few_queries(visitor, fleet, django_assert_max_num_queries):
     with django_assert_max_num_queries(11):
         visitor.get("/charts/hit-rate/figure/")

@@ -246,10 +246,3 @@ def test_the_live_part_of_a_large_fleet_is_small(visitor, many, django_assert_nu
     compressed = visitor.get("/live/", headers={"Accept-Encoding": "gzip"})
     assert len(compressed.content) < 9_000
     assert visitor.get("/live/", headers={"If-None-Match": compressed["ETag"]}).status_code == 304
-
-
-def test_the_page_of_a_replica_computes_only_its_own_row(visitor, many, django_assert_max_num_queries):
-    with django_assert_max_num_queries(24):
-        text = visitor.get("/replicas/gpu-7/live/").text
-    assert "0.0 %" in text
-    assert "gpu-8" not in text

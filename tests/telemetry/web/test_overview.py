@@ -14,7 +14,6 @@ from telemetry.metrics.windows import Window
 from telemetry.models import CapacityCurve, ScrapeShard, ScrapeState
 from telemetry.services.lab.value import saved_in
 from telemetry.services.notifications.channels import create_channel, update_channel
-from tests.fleet_history import warm_fleet
 from tests.telemetry.breakdown_bins import PROMPT, breakdown_bin
 from tests.telemetry.conftest import fleet_of
 from tests.telemetry.readings import cache_reading, route_reading
@@ -193,13 +192,6 @@ def test_a_replica_that_is_down_shows_why(visitor, fleet):
     assert "connection refused" in text
     tiles = text[text.index('id="tiles"') : text.index('id="charts"')]
     assert re.search(r'<a href="/replicas/gpu-2/">gpu-2</a> down</strong>; 1 of 1 routers', tiles)
-
-
-def test_the_page_costs_the_same_whatever_the_fleets_size(visitor, noon, django_assert_num_queries):
-    warm_fleet(noon, seconds=60, replicas=12)
-
-    with django_assert_num_queries(37):
-        visitor.get("/")
 
 
 def test_hits_of_response_caches_are_figures_of_their_own(visitor, fleet, noon):

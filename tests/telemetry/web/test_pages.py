@@ -223,16 +223,6 @@ def test_a_replica_that_is_down_says_why_and_not_that_the_worker_stopped(visitor
     assert "Requests are not affected" not in text
 
 
-def test_a_replica_that_was_never_read_says_what_to_check(visitor, noon):
-    add_replica(create_pool("chat"), name="gpu-1", url="http://gpu-1:8000")
-
-    text = visitor.get("/replicas/gpu-1/").text
-
-    assert "Waiting for the first scrape" in text
-    assert "No successful scrape in this range" in text
-    assert "not reported yet" in text
-
-
 def test_tiles_say_until_when_they_were_scraped_and_do_not_count_replicas_that_nobody_asked(visitor, fleet, noon):
     with time_machine.travel(noon + timedelta(seconds=30), tick=False):
         text = visitor.get("/?pool=chat").text

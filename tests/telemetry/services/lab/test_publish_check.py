@@ -177,18 +177,6 @@ def test_a_draft_with_the_active_settings_needs_no_prediction(policy):
     assert publish_revision(save_draft(policy, policy.live().settings).pk).revision.number == 2
 
 
-@pytest.mark.parametrize("what_if", [None, {"mode": "off"}, {"mode": "advise"}])
-def test_other_pools_publish_without_a_prediction(policy, draft, what_if):
-    predict_draft(draft, hit_rate=(-0.12, 0.02))
-    update_pool(policy.pool, what_if=what_if)
-    policy.pool.refresh_from_db()
-    draft.policy.pool.refresh_from_db()
-    finding = finding_of(draft)
-    assert (finding and finding.code) is (None if what_if == {"mode": "off"} else FindingCode.WORSE)
-    assert not (finding and finding.blocks)
-    publish_revision(draft.pk)
-
-
 def test_advice_warns_of_a_worse_verdict_within_the_limits_but_a_requirement_is_met(policy, draft):
     what_if = predict_draft(draft, hit_rate=(-0.02, 0.01))
     assert code_of(draft) is None
