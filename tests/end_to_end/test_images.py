@@ -32,7 +32,7 @@ from tests.routing.workers.harness import serving
 OUTPUT = ROOT / "dist/images"
 STALE_LOCK, CANNOT_COMPILE = "StaleLockError", 3
 REQUIRED = "REQUIRE_PROGRAMS"
-START_S = 90
+START_S = 300
 LOAD_LIBRARIES = """
 import ctypes, pathlib, sys
 libraries = [path for folder in ("/usr/lib", "/opt") for path in pathlib.Path(folder).rglob("*.so*")]
