@@ -383,7 +383,6 @@ class ReplicaBlocks:
         self.evicted_tokens = 0  # above the capacity, ever
         self._found = self._sought = 0.0  # recent prompts that began with evicted blocks, and how many found them
         self.reported_tokens: int | None = None  # capacity as the engine reports it; None: not yet
-        self.engine_block_tokens = 1  # the engine has whole blocks of so many tokens cached; 1: not known
         self.tokens = 0  # of all runs
         self.runs: dict[BlockRun, Use] = {}  # with their last use
         self.uses: OrderedDict[Use, None] = OrderedDict()  # the oldest first, each with at least one run
@@ -403,7 +402,7 @@ class ReplicaBlocks:
         """Blocks last used before this time are closer to eviction than to their last use; -inf if not full."""
         if not self.uses or not (self.is_full or self.tokens >= FULL_RATIO * self.capacity):
             return -inf
-        return (self.oldest_s + now_s) / 2
+        return (next(iter(self.uses)).used_s + now_s) / 2
 
     @property
     def oldest_s(self) -> float:
@@ -576,6 +575,7 @@ class ReplicaBlockTables:
     def __init__(self, index: BlockIndex) -> None:
         self.index = index
         self.by_target: dict[TargetId, ReplicaBlocks] = {}  # read-only for others
+        self.engine_block_tokens: dict[int, int] = {}  # by bit; 1: not known
         self._by_number: list[ReplicaBlocks | None] = []
         self._free_numbers: list[int] = []  # numbers of removed replicas
         self._turn = 0
@@ -593,11 +593,6 @@ class ReplicaBlockTables:
             mask ^= bit
         return replicas
 
-    def replica_of(self, bit: int) -> ReplicaBlocks | None:
-        """The replica with this bit."""
-        number = bit.bit_length() - 1
-        return self._by_number[number] if 0 <= number < len(self._by_number) else None
-
     def next_in_turn(self) -> ReplicaBlocks | None:
         """The next replica in turn; None for a removed one. There must be a replica."""
         self._turn = turn = (self._turn + 1) % len(self._by_number)
@@ -605,7 +600,8 @@ class ReplicaBlockTables:
 
     def expire(self, used_s: float) -> None:
         """At the next replica in turn, evict what was last used before this time."""
-        replica = self.next_in_turn()
+        self._turn = turn = (self._turn + 1) % len(self._by_number)  # as ``next_in_turn``, for each request
+        replica = self._by_number[turn]
         if replica is not None and replica.expires:
             while replica.uses and replica.oldest_s < used_s:
                 replica.evict()
@@ -637,6 +633,7 @@ class ReplicaBlockTables:
             replica = self.by_target.pop(target)
             replica.evict_until(inf)
             self.capacity -= replica.capacity_tokens
+            self.engine_block_tokens.pop(replica.bit, None)
             number = replica.bit.bit_length() - 1
             self._by_number[number] = None
             self._free_numbers.append(number)

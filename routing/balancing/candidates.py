@@ -224,11 +224,12 @@ class Candidates:
         self.mask = sum(self.by_bit)  # the bits of all
         self.greatest_weight = max(weights.values(), default=0.0)
         self._unfiltered: Candidates | None = None
+        self.recent = RecentShares(self.members, tracker)
+        self.clock = tracker.clock
         self._tracker = tracker
         self._seed = seed
         self._cumulative: list[float] | None = None  # from here on: computed on first use
         self._order: LeastLoadedOrder | None = None
-        self._recent: RecentShares | None = None
 
     def __len__(self) -> int:
         return len(self.loads)
@@ -264,21 +265,9 @@ class Candidates:
         return self.members[min(at, len(self.members) - 1)]
 
     @property
-    def recent(self) -> RecentShares:
-        """Shares of recent requests."""
-        recent = self._recent
-        if recent is None:
-            recent = self._recent = RecentShares(self.members, self._tracker)
-        return recent
-
-    @property
     def order(self) -> LeastLoadedOrder:
         """Which are busy, and the order by work."""
         order = self._order
         if order is None:
             order = self._order = LeastLoadedOrder(self.by_name, self._tracker, self._seed)
         return order
-
-    def now_s(self) -> float:
-        """The load tracker's time."""
-        return self._tracker.clock()

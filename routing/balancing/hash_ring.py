@@ -57,34 +57,28 @@ class HashRing(Generic[NameT]):
         "Multi-probe consistent hashing", 2015.
         """
         nearest, least_distance, hash_ = None, _RING_SIZE, key & _HASH_MASK
+        points, names = self.points, self._names
         for _ in range(PROBES):
-            name, distance = self._next_owner(hash_ >> _DROPPED_BITS, among)
-            if distance < least_distance:
-                nearest, least_distance = name, distance
+            position = hash_ >> _DROPPED_BITS
+            first = bisect_left(points, position << _INDEX_BITS) - len(points)  # negative: the first follows the last
+            for at in range(first, first + min(NEAR_POINTS, len(points))):
+                point = points[at]
+                distance = ((point >> _INDEX_BITS) - position) & (_RING_SIZE - 1)
+                if distance >= least_distance:
+                    break
+                name = names[point & _INDEX_MASK]
+                if name in among:
+                    nearest, least_distance = name, distance
+                    break
             hash_ = hash_ * _STRIDE & _HASH_MASK
         return nearest
-
-    def _next_owner(self, position: int, among: Container[NameT]) -> tuple[NameT | None, int]:
-        """The first owner in ``among`` of the next ``NEAR_POINTS`` points, and its distance; None if there is none."""
-        points, names = self.points, self._names
-        first = self._point_at(position) - len(points)  # negative: the last point is followed by the first
-        for at in range(first, first + min(NEAR_POINTS, len(points))):
-            point = points[at]
-            name = names[point & _INDEX_MASK]
-            if name in among:
-                return name, ((point >> _INDEX_BITS) - position) & (_RING_SIZE - 1)
-        return None, _RING_SIZE
-
-    def _point_at(self, position: int) -> int:
-        """Index of the first point that is not before a position; the number of points after the last one."""
-        return bisect_left(self.points, position << _INDEX_BITS)
 
     def walk(self, key: PrefixHash) -> Iterator[NameT]:
         """Distinct replicas, clockwise from the key, computed lazily."""
         points, names = self.points, self._names
         if not points:
             return
-        start = self._point_at(key >> _DROPPED_BITS) % len(points)
+        start = bisect_left(points, key >> _DROPPED_BITS << _INDEX_BITS) % len(points)
         first = points[start] & _INDEX_MASK
         yield names[first]  # most walks end here
         seen = {first}

@@ -77,7 +77,7 @@ class PrefillRate:
     @property
     def tokens_per_s(self) -> float:
         """Tokens/s; without own samples, the fleet's rate."""
-        return self.measured or (DEFAULT_RATE if self._fleet is None else self._fleet.tokens_per_s)
+        return self.measured or (self._fleet and self._fleet.measured) or DEFAULT_RATE
 
     @property
     def is_measured(self) -> bool:
@@ -218,16 +218,6 @@ class Load:
         )
         return self.waiting_tokens - (prefilled if prefilled < limit else limit)  # noqa: FURB136 -- min is a call
 
-    def update_oldest(self, now_s: float) -> Ticket | None:
-        """Determine the oldest waiting request again."""
-        if not self.waiting:
-            self.oldest, self.oldest_tokens = None, 0.0
-            return None
-        oldest = self.oldest = next(iter(self.waiting))
-        self.oldest_tokens = MAX_PROGRESS * self.waiting[oldest]
-        self.oldest_since_s = now_s
-        return oldest
-
 
 class Ticket:
     """One dispatched request's share of a replica's load."""
@@ -245,17 +235,13 @@ class Ticket:
         self.load = load
         self._residency_record = residency_record
         if residency_record is not None:
-            residency_record.set_running(is_running=True)
+            residency_record.use.is_running = True
         self.queued_tokens = queued_tokens  # tokens that waited at the replica when this request was sent
         self.running = 1  # until the request is over, then 0
         self._is_prefilled = False
         self.is_plain = is_plain  # its first byte comes with its last token
-        self._ratio: TokenRatio | None = None
-        self._sample_bytes = 0
-
-    def set_ratio_sample(self, ratio: TokenRatio, sample_bytes: int) -> None:
-        """Set the ratio that learns from the response, and the bytes of the prompt; 0 if it is not a usable sample."""
-        self._ratio, self._sample_bytes = ratio, sample_bytes
+        self.ratio: TokenRatio | None = None  # learns from the response
+        self.sample_bytes = 0  # of the prompt; 0 if it is not a usable sample
 
     def record_first_byte(self) -> None:
         """Record that the prompt is prefilled: none of its tokens wait any more."""
@@ -277,8 +263,8 @@ class Ticket:
         self._is_prefilled = True
         if prompt_tokens is None:
             return
-        if self._ratio is not None:
-            self._ratio.learn(self._sample_bytes, prompt_tokens)
+        if self.ratio is not None:
+            self.ratio.learn(self.sample_bytes, prompt_tokens)
         if cached_tokens is None:
             return
         if prefill_s is not None:
@@ -294,8 +280,8 @@ class Ticket:
         self._is_prefilled = True
         if prompt_tokens is None:
             return
-        if self._ratio is not None:
-            self._ratio.learn(self._sample_bytes, prompt_tokens)
+        if self.ratio is not None:
+            self.ratio.learn(self.sample_bytes, prompt_tokens)
         if self._residency_record is not None:
             self._residency_record.set_tail(prompt_tokens, generated_tokens)
 
@@ -303,7 +289,7 @@ class Ticket:
         """Subtract the request from the load: it is complete, failed or cancelled."""
         if self.running:
             if self._residency_record is not None:
-                self._residency_record.set_running(is_running=False)
+                self._residency_record.use.is_running = False
                 if not self._is_prefilled:
                     self._residency_record.roll_back()
             self._stop_waiting()
@@ -376,8 +362,7 @@ class LoadTracker:
 
         ``is_plain``: its response is not streamed, so no first byte shows when its prompt is prefilled.
         """
-        load = self.load(target)
-        now_s = self.clock()
+        load, now_s = self._loads.get(target) or self.load(target), self.clock()
         queued_tokens = load.remaining_tokens(now_s) if load.waiting_tokens else 0.0
         ticket = Ticket(self, load, residency_record, queued_tokens, is_plain=is_plain)
         load.waiting[ticket] = uncached_tokens
@@ -403,10 +388,14 @@ class LoadTracker:
 
     def update_oldest(self, load: Load, now_s: float) -> None:
         """Determine a replica's oldest waiting request again; if it is plain, schedule the end of its prefill."""
-        oldest = load.update_oldest(now_s)
-        if oldest is None or not oldest.is_plain:
+        if not load.waiting:
+            load.oldest, load.oldest_tokens = None, 0.0
             return
-        due_s = now_s + load.waiting[oldest] / load.prefill.tokens_per_s
+        oldest = load.oldest = next(iter(load.waiting))
+        load.oldest_tokens, load.oldest_since_s = MAX_PROGRESS * load.waiting[oldest], now_s
+        if not oldest.is_plain:
+            return
+        due_s = now_s + load.waiting[oldest] / (load.prefill.measured or load.prefill.tokens_per_s)
         self._prefill_end_entries += 1
         heappush(self._prefill_ends, (due_s, self._prefill_end_entries, oldest))
         if len(self._prefill_ends) > 2 * len(self._loads) + MAX_STALE_ENTRIES:

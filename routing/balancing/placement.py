@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from routing.balancing.candidates import Candidates, Choice
@@ -43,7 +44,7 @@ UNCACHED_MASK: Final = 0x5851_F42D_4C95_7F2D  # makes the key of a prompt differ
 
 
 class RequestKeys:
-    """The keys of one request. Computed on first use, and cached."""
+    """The keys of one request, for its placement and its decision record."""
 
     def __init__(
         self,
@@ -53,56 +54,40 @@ class RequestKeys:
         rule: Tier1,
         ratio: TokenRatio,
     ) -> None:
+        prompt, session_key, tenant = request.prompt, request.session_key, request.tenant
         self._request = request
         self._served = served
         self._hasher = hasher
         self._rule = rule
         self.ratio = ratio  # of the pool's model; it may change while the request runs
-        ids = request.prompt.ids
-        self.block_tokens = BLOCK_TOKENS if ids else ratio.block_tokens  # estimated, or exact for token ids
-        self._estimate = self.prompt_tokens = request.prompt.estimate(ratio.block_tokens)  # length of the prompt
-        self._session: PrefixHash | None = None
-        self._tier1: PrefixHash | None = None
+        self.block_tokens = BLOCK_TOKENS if prompt.ids else ratio.block_tokens  # estimated, or exact for token ids
+        # Estimated length of the prompt, by the model's mean ratio alone; and with ``add_surplus``.
+        self.estimate = self.prompt_tokens = prompt.estimate(ratio.block_tokens)
+        self.hash_tokens = self.block_tokens  # estimated tokens of a block of this prompt, with ``add_surplus``
+        # Key of the session, different for each tenant; None if the request has none.
+        self.session: PrefixHash | None = None
+        if session_key:
+            self.session = hasher.session(f"{tenant} {session_key}" if tenant else session_key)
+        self.conversation = self.session if request.is_conversation else None  # if it names one, as a header does
+        # Key of the tier-1 prefix; None if that is empty.
+        self.tier1 = hasher.tier1(prompt, served.model, rule, served.adapter)
+        self.media: MediaKey | None = None  # the first image, sound or file
+        if not prompt.is_text and (found := prompt.first_attachment) is not None:
+            self.media = MediaKey(found[1], found[0] // BLOCK_BYTES)
+        # Chained block hashes of the prompt, in shared chunks.
+        self.blocks = hasher.chunks(prompt, served.model, served.adapter)
+        # The same in one array: as the engine stores them, and as it finds them; those of no replica if it reads none.
+        self.stored_chain = self.chain = array("Q", b"".join(self.blocks))
+        self.reads_cache = prompt.reads_cache  # whether the engine uses cached blocks for the prompt
+        self.sample_bytes = prompt.sample_bytes  # if the prompt is a usable sample for the ratio, else 0
+        if self.chain and not self.reads_cache:
+            self.chain = array("Q", [self.chain[-1] ^ UNCACHED_MASK])
         self._tier2: PrefixHash | None = None
-        self._blocks: list[array[int]] | None = None
-        self._chain: array[int] | None = None
-
-    @property
-    def estimate(self) -> int:
-        """Estimated length of the prompt by the model's mean ratio alone."""
-        return self._estimate
 
     def add_surplus(self, tokens: int) -> None:
         """Correct the estimated length by what is known of the prompt's blocks."""
-        self.prompt_tokens = self._estimate + tokens
-
-    @property
-    def hash_tokens(self) -> int:
-        """Estimated tokens of a block of this prompt, by the corrected estimate of its length."""
-        if self.prompt_tokens == self._estimate:
-            return self.block_tokens
-        return max(1, round(self.block_tokens * self.prompt_tokens / self._estimate))
-
-    @property
-    def session(self) -> PrefixHash | None:
-        """Key of the session, different for each tenant; None if the request has none."""
-        key, tenant = self._request.session_key, self._request.tenant
-        if self._session is None and key:
-            self._session = self._hasher.session(f"{tenant} {key}" if tenant else key)
-        return self._session
-
-    @property
-    def conversation(self) -> PrefixHash | None:
-        """The session's key if it names one conversation, as a header does."""
-        return self.session if self._request.is_conversation else None
-
-    @property
-    def tier1(self) -> PrefixHash | None:
-        """Key of the tier-1 prefix; None if that is empty."""
-        if self._tier1 is None:
-            served = self._served
-            self._tier1 = self._hasher.tier1(self._request.prompt, served.model, self._rule, served.adapter)
-        return self._tier1
+        self.prompt_tokens = self.estimate + tokens
+        self.hash_tokens = max(1, round(self.block_tokens * self.prompt_tokens / self.estimate))
 
     @property
     def tier1_bytes(self) -> int:
@@ -115,11 +100,6 @@ class RequestKeys:
         return self.ratio.tokens(self.tier1_bytes)
 
     @property
-    def sample_bytes(self) -> int:
-        """Bytes of the prompt if it is a usable sample for the ratio of bytes to tokens, else 0."""
-        return self._request.prompt.sample_bytes
-
-    @property
     def tier2(self) -> PrefixHash | None:
         """Key of the conversation: its session, else the tier-1 prefix and the next message; None without either."""
         if self._tier2 is None:
@@ -127,54 +107,21 @@ class RequestKeys:
             self._tier2 = self.session or self._hasher.tier2(prompt, served.model, self._rule, served.adapter)
         return self._tier2
 
-    @property
-    def blocks(self) -> list[array[int]]:
-        """Chained block hashes of the prompt, in shared chunks."""
-        blocks = self._blocks
-        if blocks is None:
-            served = self._served
-            blocks = self._blocks = self._hasher.chunks(self._request.prompt, served.model, served.adapter)
-        return blocks
-
-    @property
-    def chain(self) -> Sequence[int]:
-        """Chained block hashes of the prompt, in one array; one that no replica has if no cached blocks are used."""
-        chain = self._chain
-        if chain is None:
-            chain = self.stored_chain
-            if chain and not self._request.prompt.reads_cache:
-                chain = array("Q", [chain[-1] ^ UNCACHED_MASK])
-            self._chain = chain
-        return chain
-
-    @property
-    def stored_chain(self) -> array[int]:
-        """Chained block hashes of the prompt, which the engine stores."""
-        return array("Q", b"".join(self._blocks or self.blocks))
-
-    @property
-    def reads_cache(self) -> bool:
-        """Whether the engine uses cached blocks for the prompt."""
-        return self._request.prompt.reads_cache
-
-    @property
-    def media(self) -> MediaKey | None:
-        """The first image, sound or file of the prompt; None without one."""
-        found = self._request.prompt.first_attachment
-        return None if found is None else MediaKey(found[1], found[0] // BLOCK_BYTES)
-
     def structure(self, tools: Any) -> PromptStructure:
         """Structure of the prompt, without its text; ``tools`` as the client sent them. 1 ms: not for every request."""
         return describe_structure(self._request.prompt, tools, self._request.session_key, self._hasher.digest)
+
+
+_target, _running, _waiting_tokens = map(attrgetter, ("target", "running", "waiting_tokens"))
 
 
 class CandidateLoads:
     """Loads of candidates at one moment; few objects, because one is made for each request."""
 
     def __init__(self, loads: list[Load]) -> None:
-        self.targets = [load.target for load in loads]
-        self.running = [load.running for load in loads]
-        self.waiting_tokens = [load.waiting_tokens for load in loads]
+        self.targets: list[TargetId] = list(map(_target, loads))
+        self.running: list[int] = list(map(_running, loads))
+        self.waiting_tokens: list[int] = list(map(_waiting_tokens, loads))
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -466,18 +413,18 @@ class Placement:
         A request counts as traffic once, however often it is retried. ``is_plain``: its response is not streamed.
         ``is_prefilled``: another replica has prefilled the prompt, so none of it is left to compute.
         """
-        route = decision.route
+        route, keys = decision.route, decision.keys
+        uncached_tokens = decision.choice.uncached_tokens(keys.prompt_tokens)
         if not is_retry:
-            keys = decision.keys
-            route.strategy.count_request(keys, decision.choice.uncached_tokens(keys.prompt_tokens))
+            route.strategy.count_request(keys, uncached_tokens)
         residency = self._residency if route.pool in self._residency_pools else None
-        if residency is not None and not decision.keys.reads_cache:
+        if residency is not None and not keys.reads_cache:
             self._record_stored(decision)
             residency = None
-        ticket = record_dispatch(
-            decision.choice, decision.keys, self._loads, residency, is_plain=is_plain, is_prefilled=is_prefilled
-        )
-        ticket.set_ratio_sample(decision.keys.ratio, decision.keys.sample_bytes)
+        if is_prefilled:
+            uncached_tokens = 0
+        ticket = record_dispatch(decision.choice, keys, self._loads, residency, uncached_tokens, is_plain=is_plain)
+        ticket.ratio, ticket.sample_bytes = keys.ratio, keys.sample_bytes
         return ticket
 
     def _record_stored(self, decision: Decision) -> None:
@@ -520,19 +467,22 @@ def record_dispatch(
     keys: Keys,
     loads: LoadTracker,
     residency: Residency | None,
+    uncached_tokens: int | None = None,
     *,
     is_plain: bool = False,
-    is_prefilled: bool = False,
 ) -> Ticket:
-    """Record a choice's load, and its blocks in the residency; None if no policy uses the residency."""
-    tokens = keys.prompt_tokens
+    """Record a choice's load, and its blocks in the residency; None if no policy uses the residency.
+
+    ``uncached_tokens``: to prefill there, if the residency is used; None: as the choice predicts.
+    """
     if residency is None:
-        return loads.dispatch(choice.target, tokens, is_plain=is_plain)
+        return loads.dispatch(choice.target, keys.prompt_tokens, is_plain=is_plain)
     record = residency.insert(
         choice.target, keys.chain, loads.clock(), keys.estimate, keys.block_tokens, common_hits=choice.common_hits
     )
-    uncached = 0 if is_prefilled else choice.uncached_tokens(keys.prompt_tokens)
-    return loads.dispatch(choice.target, uncached, record, is_plain=is_plain)
+    if uncached_tokens is None:
+        uncached_tokens = choice.uncached_tokens(keys.prompt_tokens)
+    return loads.dispatch(choice.target, uncached_tokens, record, is_plain=is_plain)
 
 
 def _is_untried(route: Route, target: TargetId, excluded: Collection[ReplicaId]) -> bool:

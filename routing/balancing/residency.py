@@ -49,7 +49,7 @@ requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Final
 
@@ -191,7 +191,7 @@ class SentPrompt:
                 self._previous_tail_tokens = tail_tokens(self._previous_tail)
             self._tail = residency.add_tail(replica, tail_key(chain, len(chain)), path[-1])
             path.append(self._tail)
-        self._use = replica.add_use(path, now_s)
+        self.use = replica.add_use(path, now_s)
         residency.index.entries += new_runs
 
     def _walk(self, path: list[BlockRun], now_s: float) -> int:
@@ -214,18 +214,19 @@ class SentPrompt:
                 new_runs += 1
         return new_runs
 
-    def set_running(self, *, is_running: bool) -> None:
-        """Whether the request is at the replica, which cannot evict its blocks then."""
-        self._use.is_running = is_running
-
     def confirm(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int | None = None) -> None:
         """Learn from a response, in the order of the calls. All arguments are counts by the engine's tokenizer."""
-        self._use.is_prefilled = True
+        self.use.is_prefilled = True
         if self._prompt_tokens <= 0 or prompt_tokens <= 0:
             return
         rest_tokens = self._learn_tokens(prompt_tokens)  # first: sizes of what the others compare
-        self._report(prompt_tokens, cached_tokens, generated_tokens, rest_tokens)
-        if not self._learn_capacity(prompt_tokens, cached_tokens):  # what a lower tier had is no other router's work
+        if (on_response := self._replica.on_response) is not None:
+            blocks, chain = len(self._chain), self._chain
+            tokens_per_block = (prompt_tokens - rest_tokens) / blocks if blocks else float(self._block_tokens)
+            served = ServedPrompt(chain, self._sent_s, tokens_per_block, prompt_tokens, cached_tokens, generated_tokens)
+            on_response(served)
+        # What a lower tier had is no other router's work.
+        if self._evicted_tokens is None or not self._learn_capacity(self._evicted_tokens, prompt_tokens, cached_tokens):
             self._learn_unrecorded_hits(prompt_tokens, cached_tokens)
         self._learn_tails(rest_tokens, cached_tokens, generated_tokens)
         predicted = min(self._hit_tokens, prompt_tokens)
@@ -295,19 +296,8 @@ class SentPrompt:
             replica.zero_hits += 1
             replica.caches_nothing = replica.zero_hits >= ZERO_HITS and sent_s - replica.zero_since_s >= ZERO_HITS_S
 
-    def _report(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int | None, rest_tokens: int) -> None:
-        """Report the response to what follows the replica's KV events, if anything does."""
-        if (on_response := self._replica.on_response) is None:
-            return
-        chain = self._chain
-        tokens_per_block = (prompt_tokens - rest_tokens) / len(chain) if chain else float(self._block_tokens)
-        served = ServedPrompt(chain, self._sent_s, tokens_per_block, prompt_tokens, cached_tokens, generated_tokens)
-        on_response(served)
-
-    def _learn_capacity(self, prompt_tokens: int, cached_tokens: int) -> bool:
+    def _learn_capacity(self, evicted_tokens: int, prompt_tokens: int, cached_tokens: int) -> bool:
         """Learn whether the engine still had blocks that were evicted here; whether it had."""
-        if (evicted_tokens := self._evicted_tokens) is None:
-            return False
         replica, unrecorded = self._replica, prompt_tokens - self._hit_tokens
         is_found = cached_tokens - self._hit_tokens > FOUND_RATIO * min(unrecorded, RUN_TOKENS)
         if replica.on_response is None and not self._residency.unrecorded_hits.has_other_routers:
@@ -356,7 +346,7 @@ class SentPrompt:
 
     def roll_back(self) -> None:
         """The prompt was never prefilled: remove its new blocks that no other prompt has used since."""
-        self._replica.roll_back(self._use, len(self._chain) - self._hit_blocks)
+        self._replica.roll_back(self.use, len(self._chain) - self._hit_blocks)
         self._chain = ()
 
 
@@ -399,14 +389,15 @@ class Match:
         chain: Chain,
         levels: list[Level],
         branches: Branches,
-        tables: ReplicaBlockTables,
+        engine_block_tokens: Mapping[int, int],
         surplus_tokens: int,
         reuse_ratio: float,
     ) -> None:
         self._chain = chain
         self._branches = branches
-        self._tables = tables
+        self._engine_block_tokens = engine_block_tokens  # by bit; the engine has whole blocks of so many cached
         self.levels = levels  # the shortest prefix first
+        self.blocks = levels[-1][0] if levels else 0  # of the longest prefix that any replica has cached
         self.surplus_tokens = surplus_tokens  # of the longest prefix, above the estimate by the model's mean ratio
         self.reuse_ratio = reuse_ratio  # ``Reuse.ratio`` of the residency
         self.common_key_at: int | None = None  # as of ``BlockIndex.common_key_at``; None: there are no other routers
@@ -414,29 +405,20 @@ class Match:
         self.tail_tokens = 0  # expected cached tokens after that prefix, at these replicas
         self.branch_tokens = 0  # expected cached tokens after that prefix, at other replicas that have it
 
-    @property
-    def blocks(self) -> int:
-        """Blocks of the longest prefix that any replica has cached."""
-        return self.levels[-1][0] if self.levels else 0
-
     def tokens(self, bit: int, prompt_tokens: int) -> int:
         """Predicted cached tokens at the replica with this bit, at most ``prompt_tokens``, in whole engine blocks."""
         levels = self.levels
-        if levels and levels[-1][1] & bit:
-            return self.longest_tokens(bit, prompt_tokens)
-        for blocks, mask, tokens in reversed(levels):
-            if mask & bit:
-                return self._whole(bit, tokens + self._branches.tokens(self._chain[blocks - 1]), prompt_tokens)
+        for at in range(len(levels) - 1, -1, -1):
+            blocks, mask, tokens = levels[at]
+            if not mask & bit:
+                continue
+            if at < len(levels) - 1:
+                tokens += self._branches.tokens(self._chain[blocks - 1])
+            else:
+                tokens += self.tail_tokens if self.tail_mask & bit else self.branch_tokens
+            tokens = max(0, min(tokens, prompt_tokens))
+            return tokens - tokens % self._engine_block_tokens.get(bit, 1)
         return 0
-
-    def longest_tokens(self, bit: int, prompt_tokens: int) -> int:
-        """The same at a replica with the longest cached prefix; ``levels`` must not be empty."""
-        extra = self.tail_tokens if self.tail_mask & bit else self.branch_tokens
-        return self._whole(bit, self.levels[-1][2] + extra, prompt_tokens)
-
-    def _whole(self, bit: int, tokens: int, prompt_tokens: int) -> int:
-        replica, tokens = self._tables.replica_of(bit), max(0, min(tokens, prompt_tokens))
-        return tokens if replica is None else tokens - tokens % replica.engine_block_tokens
 
 
 class Residency:
@@ -458,6 +440,7 @@ class Residency:
         self.tails = TailReuse()
         self.branches = Branches()
         self.unrecorded_hits = UnrecordedHits()
+        self.max_share = MAX_PREFIX_SHARE  # of all prompts: up to it, those with one prefix have one common replica
         self.dispatches = 0  # prompts that were added, since the process started
         self.placed: list[Placed] | None = None  # what this router has sent; a publisher takes it. None: there is none
 
@@ -478,7 +461,9 @@ class Residency:
         """Add a replica, initially without blocks, or change its sizes; None if the engine has not reported them."""
         tokens = DEFAULT_TOKENS if capacity_tokens is None else capacity_tokens
         replica = self.replicas.add(target, tokens)
-        replica.reported_tokens, replica.engine_block_tokens = capacity_tokens, engine_block_tokens or 1
+        replica.reported_tokens = capacity_tokens
+        self.replicas.engine_block_tokens[replica.bit] = engine_block_tokens or 1
+        self.max_share = MAX_PREFIX_SHARE / len(self.replicas.by_target)
         return replica
 
     def replica(self, target: TargetId) -> ReplicaBlocks | None:
@@ -488,6 +473,7 @@ class Residency:
     def forget_all_but(self, targets: Iterable[TargetId]) -> None:
         """Remove all other replicas."""
         self.replicas.remove_all_but(targets)
+        self.max_share = MAX_PREFIX_SHARE / max(1, len(self.replicas.by_target))
 
     # --- prompts ---
 
@@ -498,20 +484,16 @@ class Residency:
         """
         levels = self.index.levels(chain)
         surplus = levels[-1][2] - levels[-1][0] * (block_tokens or self.block_tokens) if levels else 0
-        match = Match(chain, levels, self.branches, self.replicas, surplus, self.reuse.ratio)
+        sizes = self.replicas.engine_block_tokens
+        match = Match(chain, levels, self.branches, sizes, surplus, self.reuse.ratio)
         if self.unrecorded_hits.has_other_routers:
             match.common_key_at = self.index.common_key_at(self.max_share)
-        if levels and (blocks := levels[-1][0]) < len(chain):
+        if levels and (blocks := match.blocks) < len(chain):
             match.branch_tokens = self.branches.tokens(chain[blocks - 1])
             tail = self.index.run_starting_with(tail_key(chain, blocks))
             if tail is not None:
                 match.tail_mask, match.tail_tokens = tail.mask, int(self.tails.ratio * tail_tokens(tail))
         return match
-
-    @property
-    def max_share(self) -> float:
-        """Share of all prompts up to which prompts with the same prefix have the same common replica."""
-        return MAX_PREFIX_SHARE / max(1, len(self.replicas.by_target))
 
     def insert(
         self,
@@ -521,28 +503,21 @@ class Residency:
         prompt_tokens: int = 0,
         block_tokens: int | None = None,
         common_hits: ShareByTokens | None = None,
+        *,
+        is_published: bool = True,
     ) -> SentPrompt:
         """Add a prompt that is sent to a replica; ``prompt_tokens`` is its estimated length by the model's mean ratio.
 
         ``block_tokens`` is as for ``match``. ``common_hits`` learns from the response; None: not the common replica.
+        ``is_published``: other routers learn of it.
         """
+        block_tokens = block_tokens or self.block_tokens
         placed = self.placed
-        if placed is not None and len(placed) < MAX_PLACED:
-            placed.append((target, block_tokens or self.block_tokens, chain))
-        return self._send(target, chain, now_s, prompt_tokens, block_tokens, common_hits)
-
-    def _send(
-        self,
-        target: TargetId,
-        chain: Chain,
-        now_s: float,
-        prompt_tokens: int = 0,
-        block_tokens: int | None = None,
-        common_hits: ShareByTokens | None = None,
-    ) -> SentPrompt:
+        if placed is not None and is_published and len(placed) < MAX_PLACED:
+            placed.append((target, block_tokens, chain))
         replica = self.replicas.by_target.get(target) or self.add_replica(target)
         self.dispatches += 1
-        sent = SentPrompt(self, replica, chain, now_s, prompt_tokens, block_tokens or self.block_tokens, common_hits)
+        sent = SentPrompt(self, replica, chain, now_s, prompt_tokens, block_tokens, common_hits)
         self._evict(replica, now_s)
         if replica.caches_nothing:
             self.clear(target)
@@ -564,7 +539,7 @@ class Residency:
             at += blocks
             block_tokens = tokens / blocks if tokens else float(self.block_tokens)
             self.index.path(chain[:at], self.on_split, block_tokens, is_learned=tokens > 0)
-        self._send(target, chain, used_s).restore_tail(tail_tokens)
+        self.insert(target, chain, used_s, is_published=False).restore_tail(tail_tokens)
 
     @property
     def ttl_s(self) -> float:

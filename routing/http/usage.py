@@ -59,12 +59,8 @@ def begins_with_error(events: bytes) -> bool:
 
 
 def generated_tokens(usage: Usage) -> int | None:
+    """Tokens that were generated; None: not reported."""
     return usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens
-
-
-def lacks_details(usage: Usage) -> bool:
-    """Whether tokens were generated, but the number of cached tokens is not reported."""
-    return _cached_tokens(usage) is None and bool(generated_tokens(usage))
 
 
 def has_details(usage: Usage) -> bool:
@@ -74,15 +70,11 @@ def has_details(usage: Usage) -> bool:
 
 def prompt_and_cached(usage: Usage) -> tuple[int | None, int | None]:
     """Tokens of the prompt, and how many of them came from the prefix cache; None: not reported."""
-    prompt, cached = usage.prompt_tokens, _cached_tokens(usage)
+    prompt, details = usage.prompt_tokens, usage.prompt_tokens_details or usage.input_tokens_details
+    cached = usage.cache_read_input_tokens if details is None else details.cached_tokens
     if prompt is None and usage.input_tokens is not None:
         prompt = usage.input_tokens + (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
     return prompt, None if cached is None or cached > (prompt or 0) else cached
-
-
-def _cached_tokens(usage: Usage) -> int | None:
-    details = usage.prompt_tokens_details or usage.input_tokens_details
-    return usage.cache_read_input_tokens if details is None else details.cached_tokens
 
 
 MAX_PRELUDE_BYTES: Final = 1 << 20  # held back before the first token; the responses API repeats instructions and tools

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from routing.http.usage import generated_tokens, lacks_details, prompt_and_cached
+from routing.http.usage import generated_tokens, prompt_and_cached
 from routing.log import defect
 from routing.prompt.parsing import parse_body
 from routing.types import BLOCK_TOKENS
@@ -238,20 +238,15 @@ class Record:
         self.candidates = decision.candidate_loads(MAX_CANDIDATES)
         self.hit_tokens = decision.choice.hit_tokens
 
-    def on_first_byte(self, status: int, *, is_streamed: bool) -> None:
-        """The response is relayed from here on: its first body byte has arrived, of a stream its first token."""
-        self.status = status
-        self.is_streamed = is_streamed
-
     def add_usage(self, usage: Usage, *, omits_zero: bool = False) -> None:
         """Record the usage that the response reports.
 
         ``omits_zero``: the engine reports details, so where they are missing, no token was cached. vLLM before about
         0.23 leaves them out then.
         """
-        self.prompt_tokens, self.cached_tokens = prompt_and_cached(usage)
-        self.generated_tokens = generated_tokens(usage)
-        self.lacks_details = self.prompt_tokens is not None and lacks_details(usage)
+        self.prompt_tokens, self.cached_tokens = prompt_tokens, cached_tokens = prompt_and_cached(usage)
+        self.generated_tokens = generated = generated_tokens(usage)
+        self.lacks_details = prompt_tokens is not None and cached_tokens is None and bool(generated)
         if self.lacks_details and omits_zero and usage.prompt_tokens is not None:
             self.cached_tokens, self.lacks_details = 0, False
 
@@ -443,11 +438,6 @@ class DigestSampler:
         self._seed = seed
         self._digested = 0  # since the period began
         self._period_began_at = 0.0
-
-    @property
-    def ratio(self) -> float:
-        """The part of the prompts whose requests have digests."""
-        return 2.0**-self.level
 
     def should_digest(self, prompt: bytes, now: float) -> bool:
         """Whether requests with this prompt have digests now. ``now``: a monotonic time."""

@@ -281,7 +281,7 @@ class PickedRequest:
             self.trace.status = head.status
         if not self._is_placed:
             return
-        record.on_first_byte(head.status, is_streamed=head.is_stream)
+        record.status, record.is_streamed = head.status, head.is_stream
         if self._is_probe and head.status < TOO_MANY:
             self._has_probe_result = self._services.breakers.record_first_byte(ReplicaId(record.replica))
 

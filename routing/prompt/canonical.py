@@ -32,7 +32,7 @@ from __future__ import annotations
 import sys
 from array import array
 from itertools import takewhile
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
@@ -59,8 +59,8 @@ RENDERING_FIELDS: Final = tuple(
 )
 
 
-def rendering_of(body: ParsedBody, data: bytes, tokens: int) -> int:
-    """Hash of a body's rendering parameters, for its canonical prompt and estimated length; 0 if it has none."""
+def rendering_of(body: ParsedBody, prompt: CanonicalPrompt) -> int:
+    """Hash of a body's rendering parameters, for its canonical prompt; 0 if it has none."""
     if (
         body.chat_template_kwargs is None
         and body.reasoning_effort is None
@@ -89,8 +89,8 @@ def rendering_of(body: ParsedBody, data: bytes, tokens: int) -> int:
         del params["add_special_tokens"]
     if type(body) is CompletionBody and body.suffix is not None:
         params["suffix"] = True  # the engine marks a fill-in-the-middle completion at the start of the prompt
-    if _is_truncated_left(body, tokens):
-        params["whole"] = xxh3_128_hexdigest(data)
+    if _is_truncated_left(body, prompt.estimate(BLOCK_TOKENS)):
+        params["whole"] = xxh3_128_hexdigest(prompt.data)
     return xxh3_64_intdigest(_encode_json(params)) if params else 0
 
 
@@ -183,7 +183,7 @@ def canonical_prompt(body: ParsedBody) -> CanonicalPrompt:
     try:
         _write(body, writer)
         prompt = writer.build()
-        prompt.rendering = rendering_of(body, prompt.data, prompt.estimate(BLOCK_TOKENS))
+        prompt.rendering = rendering_of(body, prompt)
     except RecursionError:
         raise BodyError(None, "the JSON is nested too deeply") from None
     prompt.reads_cache = reads_cache(body)
@@ -202,7 +202,8 @@ def reads_cache(body: ParsedBody) -> bool:
 
 def _write(body: ParsedBody, writer: _Writer) -> None:
     """Write the fields of each endpoint in the order in which an engine renders them."""
-    body_type, fields = type(body), cast("Any", body)  # a client may have sent fields of any type
+    body_type = type(body)
+    fields: Any = body  # a client may have sent fields of any type
     if body_type is ChatBody:
         writer.write_tools(fields.tools)
         if fields.documents:

@@ -84,7 +84,7 @@ class Admission:
         self._session_keys = {
             pool.name: SessionKeys(pool.session_keys) for pool in config.pools if pool.session_keys is not None
         }
-        self._paths = {pool.name: frozenset(map(str, pool.paths)) for pool in config.pools if pool.paths is not None}
+        self.paths = {pool.name: frozenset(map(str, pool.paths)) for pool in config.pools if pool.paths is not None}
         has_aliases = any(pool.aliases for pool in config.pools)
         self.is_trivial = (
             config.access is None and not has_aliases and all(caps == _DEFAULT for caps in self._caps.values())
@@ -108,10 +108,8 @@ class Admission:
 
     def check_path(self, path: str, model: str | None) -> None:
         """RejectedRequestError if the pool of a model does not serve this path."""
-        if not self._paths:
-            return
         pool = self._pool_of(model)
-        paths = None if pool is None else self._paths.get(pool)
+        paths = None if pool is None else self.paths.get(pool)
         if paths is not None and path not in paths:
             raise RejectedRequestError(404, f"pool {pool!r} does not serve {path}")
 
@@ -249,7 +247,8 @@ def _apply(
     """Apply the rules of the configuration; whether the pool serves the path comes last, after the key's scope."""
     if not admission.is_trivial or may_exceed_defaults(parsed):
         placement = admission.apply(request, parsed, placement)
-    admission.check_path(endpoint.path, placement.model)
+    if admission.paths:
+        admission.check_path(endpoint.path, placement.model)
     return placement
 
 

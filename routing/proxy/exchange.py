@@ -702,11 +702,12 @@ class Exchange(UpstreamCall):
     ) -> None:
         """Send the head with the first bytes; from here on the request is not sent again."""
         self._has_begun = True
-        self._end_silence()
+        if self._silence is not None:
+            self._silence.cancel()
         request, record = self._request, self._record
         if self._sends_unmodified and head.status < 300:
             self._on_usage_rejected()
-        record.on_first_byte(head.status, is_streamed=head.is_stream)
+        record.status, record.is_streamed = head.status, head.is_stream
         if not (last or head.is_stream):
             self._ticket.record_first_byte()  # at the end, ``record_response`` implies it
         cross_origin, is_released = self._configuration.cross_origin, self._released is not None

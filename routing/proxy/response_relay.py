@@ -32,7 +32,6 @@ from routing.http.usage import (
     Fingerprint,
     ResponseTail,
     UsageFilter,
-    generated_tokens,
     has_details,
 )
 from routing.observability.decision_log import Record
@@ -357,7 +356,7 @@ def begin_record(
     record = Record.from_decision(decision, request.request_id, with_costs=is_described)
     digests, prompt = services.request_digests, placement.prompt.data
     if digests is not None:
-        record.digest_ratio = digests.sampler.ratio
+        record.digest_ratio = 2.0**-digests.sampler.level
         if digests.sampler.should_digest(prompt, request.arrived_at):  # computed once the request is sent
             asyncio.get_running_loop().call_soon(_add_digest, digests, record, decision, request, prompt)
     if request.grant is not None:
@@ -400,7 +399,7 @@ def record_completion(
     if grant is not None:
         grant.charge_usage(record.prompt_tokens_estimate, usage)
     if record.status is not None and record.status < 400:
-        _learn(record, ticket, None if usage is None else generated_tokens(usage))
+        _learn(record, ticket)
     if services.breakers.not_closed or outcome is REPLICA_ERROR:
         if record.status is None or record.status >= TOO_MANY:
             pass  # the failure was recorded when the error response was classified
@@ -410,15 +409,15 @@ def record_completion(
             services.breakers.record_success(ReplicaId(record.replica), was_probe=was_probe)
 
 
-def _learn(record: Record, ticket: Ticket, generated: int | None) -> None:
+def _learn(record: Record, ticket: Ticket) -> None:
     if record.prefill is not None and record.prefill.is_used:
         # Transferred tokens are not cached ones: those were found, or not, by the replica that prefilled.
         record.cached_tokens = record.prefill.cached_tokens
-        ticket.record_prefilled_response(record.prompt_tokens, generated)
+        ticket.record_prefilled_response(record.prompt_tokens, record.generated_tokens)
     elif record.continued_after:
         ticket.record_response()  # nothing is learnt: the prompt included the text so far
     else:
-        ticket.record_response(record.prefill_s, record.prompt_tokens, record.cached_tokens, generated)
+        ticket.record_response(record.prefill_s, record.prompt_tokens, record.cached_tokens, record.generated_tokens)
 
 
 def end_request(services: Services) -> None:

@@ -132,13 +132,13 @@ class UpstreamConnection(asyncio.Protocol):
         self._complete = self._is_unusable = False
         self._head_bytes = 0
         self._uses += 1
-        self._sent_before = acknowledged_bytes(self._transport) if self._uses_tls else self._written
+        self._sent_before = acknowledged_bytes(self.transport) if self._uses_tls else self._written
         self._written += len(request) + len(body)
         if len(body) < JOINED_BYTES:
-            self._write_buffer.write(self._transport, request + body)
+            self._write_buffer.write(self.transport, request + body)
         else:
-            self._write_buffer.write(self._transport, request)
-            self._write_buffer.write(self._transport, body)
+            self._write_buffer.write(self.transport, request)
+            self._write_buffer.write(self.transport, body)
         self._deadlines.arm(self, first_byte_s)
         self.sent_at = self.deadline - first_byte_s
 
@@ -149,11 +149,11 @@ class UpstreamConnection(asyncio.Protocol):
 
     def pause(self) -> None:
         """Stop reading because the client does not keep up; the client's own deadline applies."""
-        self._transport.pause_reading()
+        self.transport.pause_reading()
         self.deadline = NEVER
 
     def resume(self) -> None:
-        self._transport.resume_reading()
+        self.transport.resume_reading()
         self._deadlines.arm(self, self._idle_s)
 
     @property
@@ -176,20 +176,17 @@ class UpstreamConnection(asyncio.Protocol):
         self._listener = self._sink = None
         self._deadlines.disarm(self)
         self.pool.on_closed(self)
-        self._transport.abort()
+        self.transport.abort()
 
     def release(self) -> None:
         """Return to the pool; there is no response to wait for."""
         self._listener = None
         self.pool.return_idle(self)
 
-    def is_usable(self) -> bool:
-        return not self._transport.is_closing()
-
     # --- called by the event loop ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
+        self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         sink = self._sink
@@ -344,7 +341,7 @@ class UpstreamConnection(asyncio.Protocol):
         sent_before = self._sent_before
         if self._uses < 2 or self._head is not None or self._head_bytes or sent_before is None:
             return False
-        acknowledged = acknowledged_bytes(self._transport)
+        acknowledged = acknowledged_bytes(self.transport)
         return acknowledged is not None and acknowledged <= sent_before
 
     def _fail(self, failure: Failure) -> None:

@@ -225,7 +225,7 @@ class ConnectionPool:
         """Take an idle connection, if there is one that is still open."""
         while self._idle:
             upstream = self._idle.popitem()[0]
-            if upstream.is_usable():
+            if not upstream.transport.is_closing():
                 return upstream
         return None
 

@@ -20,10 +20,13 @@ import routing
 from routing.schema import LowestCostSettings, PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig, dump_snapshot
 from routing.server import running
 from routing.settings import ServeSettings
+from tests.benchmarks.load import SESSIONS
 from tests.benchmarks.mock_upstream import PLAIN_RESPONSE
 from tests.benchmarks.path import Bench, started_router
 
 LIMITS = {"request": 26, "push": 21, "scrape": 20}  # files
+MAX_CALLS = 180  # of a request
+COLD_RESPONSE = PLAIN_RESPONSE.replace(b":2032", b":   0")  # to the first prompt of a session
 REPEATS = 10
 PACKAGE = str(Path(routing.__file__).parent)
 
@@ -52,20 +55,21 @@ class CallPath:
 
 
 async def request_path() -> CallPath:
-    """One plain chat request through a warm router, from its first byte to the end of its accounting."""
+    """A plain chat request of a known session through a warm router, from its first byte to its accounting."""
     router = await started_router(LowestCostSettings())
     bench = Bench(router)
-    for _ in range(3):
-        _one_request(bench)
+    for response in (COLD_RESPONSE, PLAIN_RESPONSE):
+        for _ in range(SESSIONS):
+            _one_request(bench, response)
     requests = [_one_request(bench) for _ in range(REPEATS)]
     router.deadlines.close()
     return _common(requests)
 
 
-def _one_request(bench: Bench) -> CallPath:
+def _one_request(bench: Bench, response: bytes = PLAIN_RESPONSE) -> CallPath:
     client, data = bench.next_request()
     with CallPath() as path:
-        bench.send(client, data).data_received(PLAIN_RESPONSE)
+        bench.send(client, data).data_received(response)
         bench._flush()
     return path
 

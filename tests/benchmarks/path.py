@@ -61,7 +61,7 @@ class Wire:
     def pause_reading(self) -> None:
         pass
 
-    resume_reading = pause_reading
+    abort = resume_reading = pause_reading
 
     def get_extra_info(self, _: str) -> None:
         return None

@@ -85,7 +85,8 @@ class CostQuery:
         self.prompt_tokens = prompt_tokens  # estimated; cached tokens may exceed it
         self.candidates = candidates
         self.common_bit = 0  # of the common replica; 0 if there is none
-        self.expected_ratio = 0.0  # of the unrecorded tokens at the common replica: the share expected to be cached
+        # Of the unrecorded tokens at the common replica: the share expected to be cached, and what of it a cost counts.
+        self.expected_ratio = self.counted_ratio = 0.0
         self.common_hits: ShareByTokens | None = None  # where that share was learnt
         self.tie_tokens = 0.0  # by which costs may differ and count as equal, besides ``CostRule``'s own limits
         self._ring = ring
@@ -105,11 +106,6 @@ class CostQuery:
             tokens += int(self.expected_ratio * (self.prompt_tokens - tokens))
         return tokens
 
-    @property
-    def counted_ratio(self) -> float:
-        """Share of the unrecorded tokens at the common replica that a cost counts as cached, 0 to 1."""
-        return min(1.0, HIT_WEIGHT * self.expected_ratio)
-
     def set_common_replica(self, hits: UnrecordedHits) -> None:
         """Make the preferred replica the common one, which has cached what other routers usually send there."""
         match, preferred = self.match, self.preferred
@@ -119,6 +115,7 @@ class CostQuery:
         self.common_hits = hits.of_recorded if match.blocks > match.common_key_at else hits.of_new
         unrecorded_tokens = self.prompt_tokens - match.tokens(self.common_bit, self.prompt_tokens)
         self.expected_ratio = self.common_hits.ratio(unrecorded_tokens)
+        self.counted_ratio = min(1.0, HIT_WEIGHT * self.expected_ratio)
 
 
 class CostRule:
@@ -143,9 +140,9 @@ class CostRule:
         member = candidates.by_bit.get(match.levels[-1][1] & candidates.mask)
         if member is None:
             return None
-        hit_tokens = match.longest_tokens(member.bit, prompt_tokens)
+        hit_tokens = match.tokens(member.bit, prompt_tokens)
         uncached = prompt_tokens - hit_tokens
-        cost = queued_work(member.load, candidates.now_s()) + self.base_price * uncached
+        cost = queued_work(member.load, candidates.clock()) + self.base_price * uncached
         next_tokens = match.levels[-2][2] if len(match.levels) > 1 else 0
         least_of_others = self.base_price * (prompt_tokens - next_tokens) / candidates.greatest_weight  # if one is idle
         if self._tie_limit(cost / member.weight, member, uncached) >= least_of_others:
@@ -160,27 +157,16 @@ class CostRule:
         """The candidate with the least cost; of equals, within ``tie_tokens`` too, the key's preferred replica."""
         query = self._query(match, key, prompt_tokens, candidates)
         query.tie_tokens = tie_tokens
-        members, costs = self._compare(query)
-        cheapest = members[0] if len(members) == 1 else self._cheapest(members, costs, query)
+        members = candidates.members if len(candidates.members) <= MAX_COMPARED else self._shortlist(query)
+        cheapest = members[0]
+        if len(members) > 1:
+            cheapest = self._cheapest(members, self._costs(members, query), query)
         chosen = self._rebalance(cheapest, query)
         hit_tokens = match.tokens(chosen.bit, prompt_tokens)
         reason = _reason(match, chosen.bit, hit_tokens, candidates.mask)
         if chosen is not cheapest and reason is Reason.ELSEWHERE:
             reason = Reason.SPREAD
-        return self._result(query, chosen, reason)
-
-    def _result(
-        self, query: CostQuery, chosen: Candidate, reason: Reason, skipped: tuple[TargetId, ...] = ()
-    ) -> Choice:
-        hit_tokens = query.match.tokens(chosen.bit, query.prompt_tokens)
-        return Choice(
-            chosen.target,
-            reason,
-            skipped,
-            hit_tokens=hit_tokens,
-            common_hits=query.common_hits if chosen.bit == query.common_bit else None,
-            unrecorded_hit_tokens=query.hit_tokens(chosen) - hit_tokens,
-        )
+        return _choice(query, chosen, reason, hit_tokens)
 
     def choose_home(
         self,
@@ -211,12 +197,12 @@ class CostRule:
                 missing = max(0, best_hit_tokens - query.hit_tokens(member))
                 if cost <= least_cost + (slack_tokens - missing) / best.weight:
                     reason = Reason.SPILL if position else Reason.AFFINITY
-                    return self._result(query, member, reason, tuple(homes[:position]))
+                    return _choice(query, member, reason, skipped=tuple(homes[:position]))
         chosen = self._rebalance(self._cheapest(members, costs, query), query)
         if chosen.target == homes[0]:  # of equals
-            return self._result(query, chosen, Reason.AFFINITY)
+            return _choice(query, chosen, Reason.AFFINITY)
         has_more = query.hit_tokens(chosen) > query.hit_tokens(candidates.by_name[homes[0]])
-        return self._result(query, chosen, HIT if has_more else Reason.SPILL, tuple(homes))
+        return _choice(query, chosen, HIT if has_more else Reason.SPILL, skipped=tuple(homes))
 
     def estimates(
         self,
@@ -245,7 +231,7 @@ class CostRule:
         candidates = query.candidates
         if candidates.recent.excess(cheapest) <= 0:
             return cheapest
-        now_s, speed, recent = candidates.now_s(), self._speed(cheapest), candidates.recent
+        now_s, speed, recent = candidates.clock(), self._speed(cheapest), candidates.recent
         members = candidates.members
         if len(members) > MAX_COMPARED:
             members = [cheapest, *self._shortlist(query, recent.mask_without_excess())]
@@ -284,7 +270,7 @@ class CostRule:
         match, prompt_tokens, by_rate = query.match, query.prompt_tokens, self.by_rate
         levels = match.levels[::-1]
         common_bit, counted_ratio = query.common_bit, query.counted_ratio
-        price, now_s = self._price(members, query), query.candidates.now_s()
+        price, now_s = self._price(members, query), query.candidates.clock()
         costs: list[float] = []
         for _target, load, weight, bit, share in members:
             uncached, prefill = prompt_tokens, load.prefill
@@ -307,7 +293,7 @@ class CostRule:
     def _price(self, members: Sequence[Candidate], query: CostQuery) -> float:
         """The price of a token to prefill, relative to a queued token, by how busy and how crowded the replicas are."""
         candidates = query.candidates
-        if len(members) == len(candidates):
+        if len(members) == len(candidates.members):
             busy = 0
             for member in members:
                 if member.load.waiting_tokens:
@@ -316,13 +302,6 @@ class CostRule:
         else:
             busy_ratio = candidates.order.busy_ratio
         return self.base_price + (self.alpha - self.base_price) * max(busy_ratio**CHOICES, query.match.reuse_ratio)
-
-    def _compare(self, query: CostQuery) -> tuple[list[Candidate], list[float]]:
-        """Candidates and their costs, the least of all among them."""
-        members = query.candidates.members
-        if len(members) > MAX_COMPARED:
-            members = self._shortlist(query)
-        return members, self._costs(members, query)
 
     def _shortlist(self, query: CostQuery, allowed: int = ALL_BITS) -> list[Candidate]:
         """The candidates to compare if there are many, with the prompt's preferred replica if it is near."""
@@ -350,6 +329,21 @@ def queued_work(load: Load, now_s: float) -> float:
     if load.waiting_tokens:
         return STEP_S * rate * load.running + load.remaining_tokens(now_s)
     return STEP_S * rate * load.running
+
+
+def _choice(
+    query: CostQuery,
+    chosen: Candidate,
+    reason: Reason,
+    hit_tokens: int | None = None,
+    skipped: tuple[TargetId, ...] = (),
+) -> Choice:
+    if hit_tokens is None:
+        hit_tokens = query.match.tokens(chosen.bit, query.prompt_tokens)
+    if chosen.bit != query.common_bit:
+        return Choice(chosen.target, reason, skipped, hit_tokens=hit_tokens)
+    unrecorded = int(query.expected_ratio * (query.prompt_tokens - hit_tokens))
+    return Choice(chosen.target, reason, skipped, hit_tokens, query.common_hits, unrecorded)
 
 
 def _reason(match: Match, bit: int, hit_tokens: int, mask: int) -> Reason:

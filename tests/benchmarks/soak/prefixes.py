@@ -62,7 +62,7 @@ class RouterState:
         record = Record.from_decision(decision, f"id-{number}")
         ticket = self._placement.dispatch(decision)
         ticket.record_first_byte()
-        record.on_first_byte(200, is_streamed=True)
+        record.status, record.is_streamed = 200, True
         record.ttft_s = 0.05
         record.add_usage(Usage(PROMPT_TOKENS, 16, 0))
         ticket.record_response(0.05, PROMPT_TOKENS, 0)

@@ -77,9 +77,9 @@ def test_the_totals_agree_while_running_prompts_fill_the_cache():
                 del chat[generator.randint(1, 6) :]
             sent = chat[: generator.randint(1, len(chat))] if generator.random() < 0.3 else list(chat)
             running.append(residency.insert(A, sent, float(at), 16 * len(sent)))
-            running[-1].set_running(is_running=True)
+            running[-1].use.is_running = True
             if len(running) > 8 or generator.random() < 0.5:
-                running.pop(generator.randrange(len(running))).set_running(is_running=False)
+                running.pop(generator.randrange(len(running))).use.is_running = False
         held = residency.replica(A)
 
         assert held is not None

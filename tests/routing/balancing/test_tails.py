@@ -154,7 +154,7 @@ def test_a_tail_whose_prefix_was_evicted_with_a_later_prompt_belongs_to_the_prom
     residency = residency_of(10_000)
     turn(residency, 2, 1.0, cached=0, generated=0, salt=1)  # shows that the engine reports generated tokens
     running = sent(residency, 11, 2.0)
-    running.set_running(is_running=True)
+    running.use.is_running = True
     later = [*chain(10), 99]
     residency.insert(A, later, 3.0)
     residency.evict_before(A, 4.0)
@@ -163,7 +163,7 @@ def test_a_tail_whose_prefix_was_evicted_with_a_later_prompt_belongs_to_the_prom
 
     assert counts_agree(residency)
     assert predicted(residency, 11) == 110
-    running.set_running(is_running=False)
+    running.use.is_running = False
     residency.clear(A)
     assert counts_agree(residency)
     assert residency.replica(A).tokens == 0

@@ -384,7 +384,7 @@ def test_a_later_prompts_evicted_block_leaves_the_blocks_of_a_running_request(fl
     fleet.serve(A, [50, 51])
     running, sent = list(range(100, 140)), fleet.residency
     record = sent.insert(A, fleet.chain(running), fleet.now_s, len(running) * BLOCK + 1)
-    record.set_running(is_running=True)
+    record.use.is_running = True
     fleet.store(A, running)
     fleet.now_s += 5.0
     fleet.serve(A, [60, 61, 62])
@@ -392,7 +392,7 @@ def test_a_later_prompts_evicted_block_leaves_the_blocks_of_a_running_request(fl
     assert fleet.cached(running, A) == [40]
     assert fleet.cached([50, 51], A) == [0]
 
-    record.set_running(is_running=False)
+    record.use.is_running = False
     fleet.now_s += 5.0
     fleet.serve(A, [70, 71])
     fleet.remove(A, [70, 71], 0)
@@ -403,7 +403,7 @@ def test_a_running_request_is_not_forgotten_where_the_capacity_is_estimated():
     residency = Residency(block_tokens=BLOCK, run_tokens=BLOCK)
     residency.add_replica(A, 20 * BLOCK)
     running = residency.insert(A, list(range(10)), 1.0, 10 * BLOCK)
-    running.set_running(is_running=True)
+    running.use.is_running = True
     for number in range(1, 20):
         residency.insert(A, [1000 * number + block for block in range(5)], 1.0 + number, 5 * BLOCK)
     replica = residency.replica(A)

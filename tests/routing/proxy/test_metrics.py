@@ -36,7 +36,7 @@ def record(replica: str = "replica-0", revision: int = 1, blocks: int = 0) -> Re
         "id", 0.0, "chat", "", "unmatched", "everyday", revision, "round_robin", replica, "round_robin", 5, 16, None,
         [array("Q", range(blocks))], CandidateLoads([]),
     )  # fmt: skip
-    record.on_first_byte(200, is_streamed=True)
+    record.status, record.is_streamed = 200, True
     record.ttft_s = 0.5
     record.prompt_tokens, record.cached_tokens = 33, 16
     return record

@@ -93,13 +93,13 @@ def test_many_requests_halve_the_part_of_the_prompts_and_never_separate_repeats(
     prompts = [b"prompt %d" % number for number in range(20 * budget)]
     taken = [digests.should_digest(prompt, 1.0) for prompt in prompts]
     assert sum(taken) < 6 * budget
-    assert digests.ratio <= 1 / 16
+    assert digests.level >= 4
 
-    ratio = digests.ratio
+    level = digests.level
     first = [digests.should_digest(prompt, 2.0) for prompt in prompts[:2000]]
-    assert digests.ratio == ratio
+    assert digests.level == level
     assert [digests.should_digest(prompt, 3.0) for prompt in prompts[:2000]] == first
-    assert 0 < sum(first) < 4 * 2000 * ratio
+    assert 0 < sum(first) < 4 * 2000 * 2.0**-level
     for period in range(1, 30):
         digests.should_digest(b"one", 3.0 + period * DIGEST_PERIOD_S)
-    assert digests.ratio == 1
+    assert digests.level == 0

@@ -165,12 +165,12 @@ async def test_a_stale_connection_is_replaced_by_a_new_one_to_the_same_replica(r
     async with routed(config([replica], limits=Limits(retries=0), health=NEVER_DOWN)) as harness:
         assert (await harness.chat()).status == 200
         (upstream,) = harness.router.active.connection_pools["replica-0"]._idle
-        upstream._transport.pause_reading()  # so that the router does not notice the end yet
+        upstream.transport.pause_reading()  # so that the router does not notice the end yet
         replica.calls[0].close()
         await replica.calls[0].writer.wait_closed()
         pending = asyncio.create_task(harness.chat())
         await harness.until(lambda: upstream.waiting_listener is not None, "the request to be sent")
-        upstream._transport.resume_reading()
+        upstream.transport.resume_reading()
         assert (await pending).status == 200
         _, text = await harness.admin("GET", "/metrics")
         assert harness.breakers.not_closed == {}

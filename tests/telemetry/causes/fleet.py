@@ -229,7 +229,7 @@ class Fleet:
     def _first_token(self, sequence: Sequence) -> None:
         if sequence in self._running:
             record, ticket, _ = self._running[sequence]
-            record.on_first_byte(200, is_streamed=True)
+            record.status, record.is_streamed = 200, True
             record.ttft_s = self.now_s - sequence.arrived_s
             ticket.record_first_byte()
 

@@ -311,7 +311,7 @@ def test_what_the_router_really_serves_is_read():
     for seconds in (0.0005, 0.05, 0.05, 3.0, 10_000.0):
         placed = ("chat", "", "", "everyday", 4, "", "r1", "")
         record = Record("", 0.0, *placed, 1, None, None, [], CandidateLoads([]), arm="canary")
-        record.on_first_byte(200, is_streamed=True)
+        record.status, record.is_streamed = 200, True
         record.ttft_s = record.latency_s = seconds
         metrics.count_placed(record, Outcome.OK)
         record.is_streamed, record.ttft_s = False, None

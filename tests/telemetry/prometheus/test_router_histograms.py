@@ -34,7 +34,7 @@ def waits(router: int) -> Metrics:
         )  # fmt: skip
         record.prompt_tokens, record.cached_tokens = 32, 32 if replica == 0 else 0
         for _ in range(count):
-            record.on_first_byte(200, is_streamed=True)
+            record.status, record.is_streamed = 200, True
             record.ttft_s = drawn.lognormvariate(0, 0.4) * middle_s
             metrics.count_placed(record, Outcome.OK)
     return metrics
