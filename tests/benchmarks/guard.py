@@ -40,6 +40,7 @@ HOUR, WARM_UP, FOUND_BY = 60, 2, 15  # minutes
 REPLICAS = 4
 GROUP_HIT_RATES = (0.6, 0.3, 0.75, 0.5)
 PROMPT_SD, SESSION_SD, MINUTE_SD = 0.12, 0.15, 0.03  # of hit rates
+HIT_SCATTER = 0.5  # variance of requests' hit rates, of that if each is 0 or 1; 0.35 to 0.5 in recorded conversations
 REQUEST_SD = 0.5  # of the log of a TTFT
 FIRST_SEED = 9001
 RUNS = 16  # of each scenario; half as many without an effect, which are three times as many and four times as long
@@ -228,7 +229,8 @@ def _oracle(harm: Harm, prompts: Prompts, of_requests: NDArray[np.int64]) -> flo
         least = next(events for events in range(count + 1) if _poisson_from(events, usual) <= MAX_FALSE)
         return _poisson_from(least, usual + harm.errors * count)
     chance = prompts.hit_rate[of_requests].clip(0.01, 0.99)
-    error = math.sqrt(float((chance * (1 - chance)).sum())) if harm.hit_rate else REQUEST_SD * math.sqrt(count)
+    scatter = HIT_SCATTER * float((chance * (1 - chance)).sum()) if harm.hit_rate else REQUEST_SD**2 * count
+    error = math.sqrt(scatter)
     return normal.cdf(count * abs(harm.hit_rate or math.log(harm.ttft)) / error - normal.inv_cdf(1 - MAX_FALSE))
 
 
@@ -275,7 +277,8 @@ def _hour(
 
     similar = (lambda sd: rng.normal(0, sd, sessions)[session]) if size > 1 else (lambda sd: 0.0)  # noqa: ARG005
     level = prompts.hit_rate[prompt] + similar(SESSION_SD) + rng.normal(0, MINUTE_SD, length)[minute]
-    hit = rng.random(count) < level + rng.normal(0, 0.03) + harm.hit_rate * effect
+    level = (level + rng.normal(0, 0.03) + harm.hit_rate * effect).clip(0.01, 0.99)
+    hit = rng.beta(*(part * (1 / HIT_SCATTER - 1) for part in (level, 1 - level)))
     tokens = np.rint(rng.lognormal(7.0, 0.8, count))
     slowness = prompts.slowness[prompt] + similar(0.3) + rng.normal(0, 0.1, length)[minute]
     slowness += rng.normal(0, 0.1, REPLICAS)[replica] + rng.normal(0, 0.15) - 0.5 * hit
@@ -291,7 +294,7 @@ def _hour(
         np.ones(count),
         failed * 1.0,
         tokens * ok,
-        tokens * (hit & ok),
+        tokens * hit * ok,
         np.where(ok, ttft, np.nan),
         np.full(count, np.nan),
     )
