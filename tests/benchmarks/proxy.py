@@ -46,6 +46,12 @@ class Proxy:
             total += int(after_name[11]) + int(after_name[12])
         return total / _TICKS
 
+    def wanted_s(self) -> float:
+        """CPU time that its threads used or waited for."""
+        threads = [thread for pid in self.pids() for thread in Path(f"/proc/{pid}/task").iterdir()]
+        times = [(thread / "schedstat").read_text("ascii").split() for thread in threads]
+        return sum(int(used) + int(waited) for used, waited, _ in times) / 1e9
+
     def memory_mib(self) -> float:
         pages = sum(int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1]) for pid in self.pids())
         return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)

@@ -34,9 +34,9 @@ OUTPUT = Path("test-results") / "peers.json"
 Cell = dict[str, Any]
 COLUMNS: dict[str, tuple[tuple[str, ...], str]] = {
     "hit %": (("hit_percent",), "{:.1f}"),
-    "TTFT mean, s": (("ttft_mean_s",), "{:.2f}"),
-    "p50": (("ttft_p50_s",), "{:.2f}"),
-    "p99": (("ttft_p99_s",), "{:.2f}"),
+    "TTFT mean, s": (("ttft_mean_s",), "{:.3f}"),
+    "p50": (("ttft_p50_s",), "{:.3f}"),
+    "p99": (("ttft_p99_s",), "{:.3f}"),
     "errors / unfinished": (("errors", "unfinished"), "{:.0f}"),
     "load max / mean": (("max_to_mean",), "{:.2f}"),
     "CPU, ms a request": (("cpu_ms",), "{:.1f}"),
@@ -129,8 +129,7 @@ def tables_of(result: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _routers(versions: Mapping[str, str]) -> Iterator[str]:
-    yield "| router | version | configuration | why |"
-    yield "| --- | --- | --- | --- |"
+    yield from ("| router | version | configuration | why |", "| --- | --- | --- | --- |")
     for name, version in versions.items():
         yield f"| {name} | {version} | `{ROUTERS[name].configuration}` | {ROUTERS[name].reason} |"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
 import urllib.request
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,7 @@ DRAIN_S = 30.0  # after the last request; what has no first byte then is unfinis
 READY_S = 60.0
 # Limits of a valid run.
 LATE_P50_S, LATE_P99_S = 0.010, 0.200  # requests that the client sent too late
-MAX_CORES = 0.6  # that a router or an engine uses
+MAX_CORES = 0.6  # that a router or an engine uses or waits for
 Loss = Callable[[float], Coroutine[Any, Any, None]]  # of an engine, during a run of so many seconds
 COUNTERS = ("prefix_cache_hits", "prefix_cache_queries", "prompt_tokens")
 
@@ -49,8 +48,7 @@ class Engine:
 
     def metrics(self) -> str:
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=READY_S) as response:
-            text: str = response.read().decode()
-        return text
+            return str(response.read(), "utf-8")
 
     def blocks(self) -> int:
         return int(re.findall(r'num_gpu_blocks="(\d+)"', self.metrics())[0]) - 1  # without vLLM's null block
@@ -133,9 +131,9 @@ async def play(requests: Sequence[Request], ports: Sequence[int]) -> list[Sent]:
 
 def refusals(cores: Mapping[str, float], late_s: Sequence[float]) -> Iterator[str]:
     """Why a run is not valid."""
-    for name, used in cores.items():
-        if used > MAX_CORES:
-            yield f"{name} was CPU-bound: it used {used:.2f} cores"
+    for name, wanted in cores.items():
+        if wanted > MAX_CORES:
+            yield f"{name} was CPU-bound: it used or waited for {wanted:.2f} cores"
     late = percentile(late_s, 50), percentile(late_s, 99)
     if late[0] > LATE_P50_S or late[1] > LATE_P99_S:
         yield f"the client was late: {1e3 * late[0]:.0f} ms at p50, {1e3 * late[1]:.0f} ms at p99"
@@ -155,14 +153,13 @@ async def measure(
     for number, engine in enumerate(engines):
         if engine.process and not (loss and number == 0):
             watched[f"engine {number}"] = Proxy("engine", 0, engine.process.process.pid)
-    before, cpu_s = [engine.counters() for engine in engines], {name: it.cpu_s() for name, it in watched.items()}
-    started_s = time.monotonic()
+    before, cpu_s = [engine.counters() for engine in engines], sum(router.cpu_s() for router in routers)
+    wanted_s = {name: process.wanted_s() for name, process in watched.items()}
     async with asyncio.TaskGroup() as group:
         if loss is not None:
             group.create_task(loss(requests[-1].at_s))
         outcomes = await play(requests, [router.port for router in routers])
-    used_s = {name: it.cpu_s() - cpu_s[name] for name, it in watched.items()}
-    cores = {name: used / (time.monotonic() - started_s) for name, used in used_s.items()}
+    cores = {name: (process.wanted_s() - wanted_s[name]) / requests[-1].at_s for name, process in watched.items()}
     after = [engine.counters() for engine in engines]
     hits, queries, tokens = (
         [last[name] - first[name] for first, last in zip(before, after, strict=True)] for name in COUNTERS
@@ -178,7 +175,7 @@ async def measure(
         "errors": sum(outcome.result.error is not None for outcome in outcomes),
         "unfinished": sum(outcome.is_unfinished for outcome in outcomes),
         "max_to_mean": max(tokens) / max(1.0, mean(tokens)),
-        "cpu_ms": 1e3 * sum(used_s[name] for name in used_s if "router" in name) / len(outcomes),
+        "cpu_ms": 1e3 * (sum(router.cpu_s() for router in routers) - cpu_s) / len(outcomes),
         "memory_mib": sum(router.memory_mib() for router in routers),
         "late_p50_ms": 1e3 * percentile(late_s, 50),
         "late_p99_ms": 1e3 * percentile(late_s, 99),

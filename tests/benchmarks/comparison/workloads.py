@@ -72,7 +72,7 @@ _CHAT = Workload("Chat", chat, load=0.7, blocks=40_000)
 _CODING = Workload("Coding agents", partial(coding, session_s=5.0), load=1.5, blocks=24_000)
 WORKLOADS = {
     "chat": _CHAT,
-    "tools": Workload("Tool agents", agents, load=1.6, blocks=12_000),
+    "tools": Workload("Tool agents", agents, load=3.0, blocks=24_000, shrink=2),
     "coding": _CODING,
     "hot": Workload("One hot prompt, with bursts", partial(hot_prefix, rate=25.0), load=0.9, blocks=22_000, shrink=1),
     "prefixes": Workload("Repeated prefixes", prefix_repetition, load=0.8, blocks=22_000, shrink=1),
