@@ -7,9 +7,10 @@ harmless canaries that are rolled back, and the share of harmful ones that are f
 alarm, made once at the end, that knows what each prompt, minute and replica would have had without the harm.
 
 Traffic: 10 requests/s of 1 or 4 task groups. A group's prompts follow Zipf's law with exponent 1, and each has its own
-hit rate (standard deviation 0.12), TTFT (log-normal, 0.3) and error ratio. Sessions of 5 or 20 requests, five seconds
-apart on average, share prompt and replica, and are similar beyond that. Every minute has its own hit rate and TTFT, and
-the time of the rollout others than the time before.
+hit rate (standard deviation 0.12), TTFT (log-normal, 0.3) and error ratio. A request's hit rate has a beta distribution
+around that of its prompt. Sessions of 5 or 20 requests, five seconds apart on average, share prompt and replica, and
+are similar beyond that. Every minute has its own hit rate and TTFT, and the time of the rollout others than the time
+before.
 """
 
 from __future__ import annotations

@@ -44,11 +44,11 @@ def test_a_harmful_canary_is_found_within_15_minutes(share: float, harm: Harm) -
     assert harmful_runs(scenario, harm, runs=RUNS, first_seed=TEST_SEED).failed >= RUNS * MIN_FOUND
 
 
-@pytest.mark.parametrize("harm", HARMS[1:], ids=lambda harm: harm.name)
-def test_a_canary_of_5_percent_finds_slow_and_failing_responses(harm: Harm) -> None:
+@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.name)
+def test_a_canary_of_5_percent_finds_them_too_if_its_prefixes_have_traffic(harm: Harm) -> None:
     scenario = Scenario(share=0.05, prompts=2000, groups=4)
-    found = harmful_runs(scenario, harm, runs=RUNS, first_seed=TEST_SEED)
-    assert found.failed >= RUNS * MIN_FOUND
+    found = harmful_runs(scenario, harm, runs=20, first_seed=TEST_SEED)
+    assert found.failed >= 20 * MIN_FOUND
     assert found.minute <= FOUND_BY
 
 
