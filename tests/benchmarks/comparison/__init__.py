@@ -3,7 +3,7 @@
 For each workload (``workloads.py``) the same requests are played through each router (``routers.py``), one after the
 other, before stand-ins that start with cold caches, or before ``--replicas``. A run (``runs.py``) is refused if the
 client was late or a router or an engine was CPU-bound; the exit status is 1 then. The results are in
-``test-results/peers.json``; ``--record`` makes them ``docs/comparison.json`` and the tables of ``docs/comparison.md``.
+``.peers/results.json``; ``--record`` makes them ``docs/comparison.json`` and the tables of ``docs/comparison.md``.
 By default about 50 minutes.
 """
 
@@ -30,7 +30,7 @@ from tests.benchmarks.literature import write
 
 ROOT = Path(__file__).parents[3]
 PAGE, RECORD = ROOT / "docs" / "comparison.md", ROOT / "docs" / "comparison.json"
-OUTPUT = Path("test-results") / "peers.json"
+OUTPUT = ROOT / ".peers" / "results.json"
 Cell = dict[str, Any]
 COLUMNS: dict[str, tuple[tuple[str, ...], str]] = {
     "hit %": (("hit_percent",), "{:.1f}"),
@@ -129,7 +129,7 @@ def tables_of(result: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _routers(versions: Mapping[str, str]) -> Iterator[str]:
-    yield from ("| router | version | configuration | why |", "| --- | --- | --- | --- |")
+    yield from ("| router | version | configuration | why |", "| --- | --- | --- | --- |") if versions else ()
     for name, version in versions.items():
         yield f"| {name} | {version} | `{ROUTERS[name].configuration}` | {ROUTERS[name].reason} |"
 
