@@ -1,7 +1,7 @@
 """Other proxies in front of the same replicas, configured for the least work that keeps sessions on one replica.
 
-Uses the proxies that are on PATH. Debian has nginx and haproxy; PyPI has ``pyvoy`` (for ``envoy``), ``vllm-router``
-and ``sglang-router``. ``forwarder.py`` is always included as the lower bound.
+Uses the proxies that are on PATH. Debian has nginx and haproxy; ``pyvoy`` (for ``envoy``), ``vllm-router`` and
+``sglang-router`` are Python packages. ``forwarder.py`` is always included as the lower bound.
 """
 
 from __future__ import annotations

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -47,10 +48,12 @@ class Proxy:
         return total / _TICKS
 
     def wanted_s(self) -> float:
-        """CPU time that its threads used or waited for."""
-        threads = [thread for pid in self.pids() for thread in Path(f"/proc/{pid}/task").iterdir()]
-        times = [(thread / "schedstat").read_text("ascii").split() for thread in threads]
-        return sum(int(used) + int(waited) for used, waited, _ in times) / 1e9
+        """CPU time that its threads used, or for which those that have not ended waited."""
+        waited_ns = 0
+        for thread in [thread for pid in self.pids() for thread in Path(f"/proc/{pid}/task").iterdir()]:
+            with suppress(OSError):  # it has just ended
+                waited_ns += int((thread / "schedstat").read_text("ascii").split()[1])
+        return self.cpu_s() + waited_ns / 1e9
 
     def memory_mib(self) -> float:
         pages = sum(int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1]) for pid in self.pids())
@@ -63,24 +66,32 @@ class Proxy:
 def family(pid: int) -> Iterator[int]:
     yield pid
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        for child in (thread / "children").read_text("ascii").split():
+        children = ""
+        with suppress(OSError):  # a thread that has just ended
+            children = (thread / "children").read_text("ascii")
+        for child in children.split():
             yield from family(int(child))
+
+
+class NotListeningError(RuntimeError):
+    """A proxy ended, or does not accept connections. The text has no paths: it may be published."""
 
 
 @contextmanager
 def listening(name: str, command: Sequence[str], port: int) -> Iterator[Proxy]:
     """Run a program for the length of a block; ready when it accepts connections."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    nowhere = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdout=nowhere, stderr=nowhere, start_new_session=True)
     try:
         _wait_for(name, port, process)
         yield Proxy(name, port, process.pid)
     finally:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=5.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(timeout=DEADLINE_S)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # also what it has started and left
+        process.wait(timeout=DEADLINE_S)
 
 
 def _wait_for(name: str, port: int, process: subprocess.Popen[bytes]) -> None:
@@ -92,7 +103,7 @@ def _wait_for(name: str, port: int, process: subprocess.Popen[bytes]) -> None:
             time.sleep(0.05)
         else:
             return
-    raise RuntimeError(f"{name} does not listen: {process.args!r} ended with {process.poll()}")
+    raise NotListeningError(f"{name} does not listen: exit status {process.poll()}")
 
 
 def free_port() -> int:

@@ -6,13 +6,14 @@ import asyncio
 import json
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.benchmarks import comparison
 from tests.benchmarks.__main__ import main
-from tests.benchmarks.comparison import PAGE, RECORD, runs, tables_of
+from tests.benchmarks.comparison import PAGE, RECORD, page_tables, runs
 from tests.benchmarks.comparison.routers import PACKAGE, ROUTERS, locked
 from tests.benchmarks.comparison.workloads import PREFILL_RATE, WORKLOADS, Request, requests_of
 from tests.contracts.documents.reading import ROOT
@@ -49,7 +50,22 @@ async def test_unfinished_requests_count_with_their_waiting_time(monkeypatch: py
         (sent,) = await runs.play([Request(0.0, "s", b"{}")], [server.sockets[0].getsockname()[1]])
 
     assert sent.is_unfinished
-    assert (sent.wait_s or 0.0) >= 0.2
+    assert sent.wait_s >= 0.2
+
+
+async def test_an_error_is_no_quick_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "DRAIN_S", 5.0)
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"{}")
+        writer.write(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        (sent,) = await runs.play([Request(0.0, "s", b"{}")], [server.sockets[0].getsockname()[1]])
+
+    assert (sent.result.error, sent.is_unfinished) == ("http_502", False)
+    assert sent.wait_s >= 5.0
 
 
 def test_a_run_is_refused_if_the_client_was_late_or_a_process_was_busy() -> None:
@@ -71,9 +87,18 @@ def test_traffic_is_the_same_every_time_and_has_the_load(name: str) -> None:
     assert tokens == pytest.approx(workload.load * 2 * PREFILL_RATE * seconds, rel=0.4)
 
 
+@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("name", ["chat", "coding"])
+def test_conversations_that_share_a_system_prompt_are_not_one_session(name: str, seed: int) -> None:
+    sessions = Counter(request.session for request in requests_of(WORKLOADS[name], 30.0, seed, 8, None))
+
+    assert max(sessions.values()) <= 50
+    assert sessions.most_common(1)[0][1] > 1
+
+
 def test_the_page_shows_the_recorded_runs() -> None:
     text = PAGE.read_text()
-    tables = tables_of(json.loads(RECORD.read_text()))
+    tables = page_tables(json.loads(RECORD.read_text()))
 
     assert all(f"<!-- table {name} -->\n\n" + "".join(f"{line}\n" for line in tables[name]) in text for name in tables)
 

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import tempfile
+import traceback
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,9 +25,10 @@ from typing import Any
 import uvloop
 
 from tests.benchmarks.comparison.routers import ROUTERS, Router, Stand, environment, install
-from tests.benchmarks.comparison.runs import Engines, given, measure
+from tests.benchmarks.comparison.runs import Engines, given, measure, ready
 from tests.benchmarks.comparison.workloads import ENGINES, WORKLOADS, Request, Workload, requests_of
 from tests.benchmarks.literature import write
+from tests.benchmarks.proxy import NotListeningError
 
 ROOT = Path(__file__).parents[3]
 PAGE, RECORD = ROOT / "docs" / "comparison.md", ROOT / "docs" / "comparison.json"
@@ -63,7 +65,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     print(*("\n".join(["", *lines]) for lines in tables_of(result).values() if lines), sep="\n")
     if options.record:
         shutil.copy(OUTPUT, RECORD)
-        write(tables_of(result), [PAGE])
+        write(page_tables(result), [PAGE])
     if any(cell["refused"] for cell in result["cells"]):
         raise SystemExit(1)
 
@@ -84,7 +86,8 @@ def installed(names: Sequence[str]) -> dict[str, Router]:
 
 def compare(routers: dict[str, Router], options: argparse.Namespace) -> None:
     """All runs. They are written after each, so that an interrupted comparison is not lost."""
-    result = {"cores": os.cpu_count(), "seconds": options.seconds, "engines": options.engines, "trace": options.trace}
+    result = {"cores": os.cpu_count(), "seconds": options.seconds, "engines": options.engines}
+    result["trace"] = options.trace and options.trace.name
     result["versions"] = {name: router.version() for name, router in routers.items()}
     cells: list[Cell] = []
     OUTPUT.parent.mkdir(parents=True, exist_ok=True)
@@ -102,21 +105,28 @@ def compare(routers: dict[str, Router], options: argparse.Namespace) -> None:
 
 
 def run(workload: Workload, requests: Sequence[Request], router: Router, options: argparse.Namespace) -> Cell:
-    """One run; a router that does not start or serve is refused."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        started = None if options.replicas else Engines(stack, options.engines, workload.engine_options())
-        engines = started.all if started else stack.enter_context(given(options.replicas))
-        loss = started.lose_one if started and workload.loses_engine else None
-        variables = stack.enter_context(environment(folder, workload.instances))
-        try:
+    """One run. If it fails, it is refused, and the others go on; its error is printed, and only its kind is kept."""
+    step = "the replicas did not start"
+    try:
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            started = None if options.replicas else Engines(stack, options.engines, workload.engine_options())
+            engines = started.all if started else given(options.replicas)
+            loss = started.lose_one if started and workload.loses_engine else None
+            step = "it did not start"
+            are_several_of_ours = workload.instances > 1 and not router.program
+            variables = stack.enter_context(environment(folder, share_state=are_several_of_ours))
             proxies = []
             for instance in range(workload.instances):
                 (own := folder / f"{instance}").mkdir()
                 proxies.append(stack.enter_context(router.start(Stand(own, engines, variables))))
+                uvloop.run(ready(proxies[-1].port))
+            step = "the run failed"
             return uvloop.run(measure(requests, proxies, engines, loss))
-        except (RuntimeError, TimeoutError) as error:
-            return {"refused": [f"it did not start: {error}"]}
+    except Exception as error:  # noqa: BLE001 - one fault must not end an hour of runs
+        traceback.print_exc()
+        reason = str(error) if isinstance(error, NotListeningError) else type(error).__name__
+        return {"refused": [f"{step}: {reason}"]}
 
 
 # --- tables -------------------------------------------------------------------------------------------
@@ -128,6 +138,13 @@ def tables_of(result: Mapping[str, Any]) -> dict[str, list[str]]:
     return {"routers": list(_routers(result["versions"])), **tables}
 
 
+def page_tables(result: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The tables, with a sentence in place of one without rows."""
+    titles = {name: f"{workload.title}: not" for name, workload in WORKLOADS.items()} | {"routers": "Not"}
+    sentence = "measured yet on this release, run `make peers`."
+    return {name: lines or [f"{titles[name]} {sentence}"] for name, lines in tables_of(result).items()}
+
+
 def _routers(versions: Mapping[str, str]) -> Iterator[str]:
     yield from ("| router | version | configuration | why |", "| --- | --- | --- | --- |") if versions else ()
     for name, version in versions.items():
@@ -135,22 +152,22 @@ def _routers(versions: Mapping[str, str]) -> Iterator[str]:
 
 
 def _table(title: str, workload: str, cells: Sequence[Cell]) -> Iterator[str]:
-    """Best mean TTFT first; runs that were refused last."""
-    valid: defaultdict[str, list[Cell]] = defaultdict(list)
-    refused: dict[str, str] = {}
+    """Best mean TTFT first; routers of which every run was refused last."""
+    all_runs: defaultdict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
         if cell["workload"] == workload:
-            if cell["refused"]:
-                refused[cell["router"]] = "; ".join(cell["refused"])
-            else:
-                valid[cell["router"]].append(cell)
-    if valid or refused:
+            all_runs[cell["router"]].append(cell)
+    valid = {router: [run for run in runs if not run["refused"]] for router, runs in all_runs.items()}
+    refused = sorted(router for router, runs in valid.items() if not runs)
+    if all_runs:
         yield f"| {title} | {' | '.join(COLUMNS)} |"
         yield "| --- " * (len(COLUMNS) + 1) + "|"
-    for router, runs in sorted(valid.items(), key=lambda row: mean(run["ttft_mean_s"] for run in row[1])):
-        yield f"| {router} | {' | '.join(_text(runs, *column) for column in COLUMNS.values())} |"
-    for router in sorted(refused.keys() - valid.keys()):
-        yield f"| {router} | refused: {refused[router]} {'| ' * len(COLUMNS)}|"
+    for router in sorted(valid.keys() - refused, key=lambda router: mean(run["ttft_mean_s"] for run in valid[router])):
+        runs, count = valid[router], len(all_runs[router])
+        label = router if len(runs) == count else f"{router} ({len(runs)} of {count} runs)"
+        yield f"| {label} | {' | '.join(_text(runs, *column) for column in COLUMNS.values())} |"
+    for router in refused:
+        yield f"| {router} | refused: {'; '.join(all_runs[router][-1]['refused'])} {'| ' * len(COLUMNS)}|"
 
 
 def _text(runs: Sequence[Cell], names: Sequence[str], form: str) -> str:

@@ -98,10 +98,10 @@ def ours(stand: Stand, *, follows: bool = False) -> AbstractContextManager[Proxy
 
 
 @contextmanager
-def environment(folder: Path, instances: int) -> Iterator[dict[str, str]]:
-    """Environment of our routers, of which several share their state."""
+def environment(folder: Path, *, share_state: bool) -> Iterator[dict[str, str]]:
+    """Environment of our routers."""
     variables = dict(build() or os.environ)
-    if instances == 1:
+    if not share_state:
         yield variables
         return
     with running(valkey_child(folder / "valkey" / "socket")):
@@ -164,7 +164,7 @@ ROUTERS = {
 
 
 def install(programs: set[str]) -> Iterator[str]:
-    """Install the peers of PyPI that are missing, from the lock; a sentence for each that cannot be installed."""
+    """Install the packages of peers that are missing, from the lock; a sentence for each that cannot be installed."""
     os.environ["PATH"] = f"{PEERS / 'bin'}:{os.environ['PATH']}"
     uv = str(ROOT / ".uv" / "bin" / "uv")
     for package in [package for program, package in PACKAGE.items() if program in programs]:

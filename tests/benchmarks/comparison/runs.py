@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 import urllib.request
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import mean, quantiles
 from subprocess import DEVNULL
@@ -86,12 +87,22 @@ class Engines:
         await asyncio.to_thread(self._start, engine)
 
 
-@contextmanager
-def given(urls: Sequence[str]) -> Iterator[list[Engine]]:
-    """Replicas that run already: their caches are emptied."""
-    for url in urls:
-        urllib.request.urlopen(urllib.request.Request(f"{url}/reset_prefix_cache", method="POST"), timeout=READY_S)
-    yield [Engine(url.rstrip("/")) for url in urls]
+def given(urls: Sequence[str]) -> list[Engine]:
+    """Replicas that run already, with empty caches; those that still run requests refuse to empty theirs."""
+    engines = [Engine(url.rstrip("/")) for url in urls]
+    deadline = time.monotonic() + READY_S
+    for engine in engines:
+        request = urllib.request.Request(f"{engine.url}/reset_prefix_cache", method="POST")
+        while not _is_done(request):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{engine.url} does not empty its cache")
+            time.sleep(0.1)
+    return engines
+
+
+def _is_done(request: urllib.request.Request) -> bool:
+    with urllib.request.urlopen(request, timeout=READY_S) as response:
+        return bool(json.load(response)["success"])
 
 
 @dataclass
@@ -100,8 +111,8 @@ class Sent:
 
     late_s: float
     result: ChatResult = field(default_factory=ChatResult)
-    wait_s: float | None = None  # for the first event, or until the end of the run
-    is_unfinished: bool = False
+    wait_s: float = 0.0  # for the first event; without one, until the end of the run
+    is_unfinished: bool = False  # still waiting for the first event then
 
 
 async def play(requests: Sequence[Request], ports: Sequence[int]) -> list[Sent]:
@@ -119,12 +130,13 @@ async def play(requests: Sequence[Request], ports: Sequence[int]) -> list[Sent]:
             headers = {"Content-Type": "application/json", "X-Session-ID": request.session}
             sending = clients[number % len(clients)].send(request.body, headers, outcomes[-1].result)
             tasks.append(asyncio.create_task(sending))
+        end_s = loop.time() - started_s + DRAIN_S
         await asyncio.wait(tasks, timeout=DRAIN_S)
         for request, task, outcome in zip(requests, tasks, outcomes, strict=True):
-            outcome.wait_s = outcome.result.ttft_s
-            if task.cancel():
-                outcome.is_unfinished = True
-                outcome.wait_s = outcome.wait_s or loop.time() - started_s - request.at_s - outcome.late_s
+            ttft_s, is_pending = outcome.result.ttft_s, task.cancel()
+            outcome.is_unfinished = is_pending and ttft_s is None
+            # An error is no quick response: it counts as if the client had waited until the end.
+            outcome.wait_s = end_s - request.at_s - outcome.late_s if ttft_s is None else ttft_s
         await asyncio.wait(tasks)
     return outcomes
 
@@ -147,24 +159,23 @@ async def measure(
     requests: Sequence[Request], routers: Sequence[Proxy], engines: Sequence[Engine], loss: Loss | None
 ) -> dict[str, Any]:
     """Play the requests through the routers in turns; figures, and why they are not valid."""
-    for router in routers:
-        await _ready(router.port)
     watched = {f"router {number}": router for number, router in enumerate(routers)}
     for number, engine in enumerate(engines):
         if engine.process and not (loss and number == 0):
             watched[f"engine {number}"] = Proxy("engine", 0, engine.process.process.pid)
     before, cpu_s = [engine.counters() for engine in engines], sum(router.cpu_s() for router in routers)
-    wanted_s = {name: process.wanted_s() for name, process in watched.items()}
+    started_s, wanted_s = time.monotonic(), {name: process.wanted_s() for name, process in watched.items()}
     async with asyncio.TaskGroup() as group:
         if loss is not None:
             group.create_task(loss(requests[-1].at_s))
         outcomes = await play(requests, [router.port for router in routers])
-    cores = {name: (process.wanted_s() - wanted_s[name]) / requests[-1].at_s for name, process in watched.items()}
+    elapsed_s = time.monotonic() - started_s
+    cores = {name: (process.wanted_s() - wanted_s[name]) / elapsed_s for name, process in watched.items()}
     after = [engine.counters() for engine in engines]
     hits, queries, tokens = (
         [last[name] - first[name] for first, last in zip(before, after, strict=True)] for name in COUNTERS
     )
-    waits = [outcome.wait_s for outcome in outcomes if outcome.wait_s is not None] or [0.0]
+    waits = [outcome.wait_s for outcome in outcomes]
     late_s = [outcome.late_s for outcome in outcomes]
     figures = {
         "requests": len(outcomes),
@@ -184,7 +195,7 @@ async def measure(
     return {**rounded, "refused": list(refusals(cores, late_s))}
 
 
-async def _ready(port: int) -> None:
+async def ready(port: int) -> None:
     """Wait until a router serves a request: some listen before they know their replicas."""
     fields = {"model": MODEL, "messages": [{"role": "user", "content": "?"}], "max_tokens": 1, "stream": True}
     async with asyncio.timeout(READY_S), aiohttp.ClientSession() as http:

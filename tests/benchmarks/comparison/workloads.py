@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from random import Random
 
@@ -93,18 +93,20 @@ def requests_of(workload: Workload, seconds: float, seed: int, engines: int, tra
         raise ValueError(f"{trace} has only {len(columns)} requests, too few for {seconds:g} s")
     count = bisect_left(sums, budget) + 1
     pace = seconds / (columns.at_s[count - 1] - columns.at_s[0])
+    block_tokens = columns.block_tokens
+    prompts = [columns.ids[columns.starts[number] : columns.starts[number + 1]] for number in range(count)]
+    fulls = [ids[: columns.prompt_tokens[number] // block_tokens] for number, ids in enumerate(prompts)]
+    successors: dict[int, int] = {}
+    pairs = (pair for full in fulls for pair in pairwise(full))
+    shared = {block for block, successor in pairs if successors.setdefault(block, successor) != successor}
     sessions: dict[int, str] = {}  # by the last full block of a prompt
-    seen: set[int] = set()
     requests = []
-    for number in range(count):
-        ids = columns.ids[columns.starts[number] : columns.starts[number + 1]]
-        prompt_tokens, block_tokens = columns.prompt_tokens[number], columns.block_tokens
-        full = ids[: prompt_tokens // block_tokens]
+    for number, (ids, full) in enumerate(zip(prompts, fulls, strict=True)):
+        prompt_tokens = columns.prompt_tokens[number]
         # A prompt with all full blocks of an earlier one continues its session.
         session = next((sessions[block] for block in reversed(full) if block in sessions), f"session-{number:06d}")
-        if full and full[-1] not in seen:  # otherwise many prompts end there: a system prompt
+        if full and full[-1] not in shared:  # a system prompt or a tool list is no conversation
             sessions[full[-1]] = session
-        seen.update(full)
         tokens = block_tokens / workload.shrink, prompt_tokens / workload.shrink
         body = _body(ids, *tokens, columns.output_tokens[number])
         requests.append(Request(pace * (columns.at_s[number] - columns.at_s[0]), session, body))
