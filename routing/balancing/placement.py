@@ -71,9 +71,6 @@ class RequestKeys:
         self.conversation = self.session if request.is_conversation else None  # if it names one, as a header does
         # Key of the tier-1 prefix; None if that is empty.
         self.tier1 = hasher.tier1(prompt, served.model, rule, served.adapter)
-        self.media: MediaKey | None = None  # the first image, sound or file
-        if not prompt.is_text and (found := prompt.first_attachment) is not None:
-            self.media = MediaKey(found[1], found[0] // BLOCK_BYTES)
         # Chained block hashes of the prompt, in shared chunks.
         self.blocks = hasher.chunks(prompt, served.model, served.adapter)
         # The same in one array: as the engine stores them, and as it finds them; those of no replica if it reads none.
@@ -88,6 +85,12 @@ class RequestKeys:
         """Correct the estimated length by what is known of the prompt's blocks."""
         self.prompt_tokens = self.estimate + tokens
         self.hash_tokens = max(1, round(self.block_tokens * self.prompt_tokens / self.estimate))
+
+    @property
+    def media(self) -> MediaKey | None:
+        """The first image, sound or file of the prompt; None without one."""
+        found = self._request.prompt.first_attachment
+        return None if found is None else MediaKey(found[1], found[0] // BLOCK_BYTES)
 
     @property
     def tier1_bytes(self) -> int:

@@ -68,10 +68,15 @@ def has_details(usage: Usage) -> bool:
     return usage.prompt_tokens_details is not None and usage.prompt_tokens_details.cached_tokens is not None
 
 
+def cached_of(usage: Usage) -> int | None:
+    """Cached tokens as reported, which may be more than the prompt has; None: not reported."""
+    details = usage.prompt_tokens_details or usage.input_tokens_details
+    return usage.cache_read_input_tokens if details is None else details.cached_tokens
+
+
 def prompt_and_cached(usage: Usage) -> tuple[int | None, int | None]:
     """Tokens of the prompt, and how many of them came from the prefix cache; None: not reported."""
-    prompt, details = usage.prompt_tokens, usage.prompt_tokens_details or usage.input_tokens_details
-    cached = usage.cache_read_input_tokens if details is None else details.cached_tokens
+    prompt, cached = usage.prompt_tokens, cached_of(usage)
     if prompt is None and usage.input_tokens is not None:
         prompt = usage.input_tokens + (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
     return prompt, None if cached is None or cached > (prompt or 0) else cached

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from routing.http.usage import generated_tokens, prompt_and_cached
+from routing.http.usage import cached_of, generated_tokens, prompt_and_cached
 from routing.log import defect
 from routing.prompt.parsing import parse_body
 from routing.types import BLOCK_TOKENS
@@ -246,7 +246,8 @@ class Record:
         """
         self.prompt_tokens, self.cached_tokens = prompt_tokens, cached_tokens = prompt_and_cached(usage)
         self.generated_tokens = generated = generated_tokens(usage)
-        self.lacks_details = prompt_tokens is not None and cached_tokens is None and bool(generated)
+        is_unknown = prompt_tokens is not None and cached_tokens is None
+        self.lacks_details = is_unknown and bool(generated) and cached_of(usage) is None
         if self.lacks_details and omits_zero and usage.prompt_tokens is not None:
             self.cached_tokens, self.lacks_details = 0, False
 

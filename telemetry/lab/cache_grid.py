@@ -1,8 +1,8 @@
 """What-if grid of one pool's caches: the same requests by layout of the caches (rows) and by their size (columns).
 
-The page of the breakdown reads the hit rate by cache size from it, the verdicts of ``worth.py`` the working set, and
-the advice on a shared cache the prefixes that the present caches lost. All caches begin empty; the first requests only
-warm them and do not count.
+The page of the breakdown reads the hit rate by cache size from it, the verdicts of ``worth.py`` the placements and the
+working set, and the advice on a shared cache the prefixes that the present caches lost. All caches begin empty; the
+first requests only warm them and do not count.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ MULTIPLES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the replicas' actual cache siz
 WORKING_SET_SHARE = 0.9  # of the reused tokens
 MIN_REUSED_REQUESTS = 20  # for a working set
 SIZE_STEP = 1.01  # between two cache sizes that are tried for the working set
+BATCHES = 20  # in order of time; independent of each other for the standard error
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,22 @@ class WorkingSet:
     low: float
     high: float
     requests: int  # with reuse
+
+
+@dataclass(frozen=True, slots=True)
+class Placements:
+    """Hit rates (cached / prompt tokens, 0 to 1) of the counted requests by placement."""
+
+    requests: int
+    round_robin: float
+    by_prefix: float
+    standard_error: float  # of the difference, from batches in time and from sampling of blocks
+    newer_difference: float  # of the newer half of the requests; less while round robin's caches warm up
+
+    @property
+    def difference(self) -> float:
+        """Hit rate that round robin loses, 0 to 1; below 0 only by chance."""
+        return self.by_prefix - self.round_robin
 
 
 class CacheGrid:
@@ -103,6 +120,25 @@ class CacheGrid:
         tokens, low, high = (self._sizes.block_tokens / self.ratio * math.ceil(SIZE_STEP**step) for step in found)
         return WorkingSet(tokens, low, high, count)
 
+    def placements(self) -> Placements | None:
+        """Round robin and placement by prefix; None without capacities or with fewer requests than ``BATCHES``."""
+        tokens = self.prompt_tokens
+        newer = len(tokens) // 2
+        if not self.capacities or len(tokens) < BATCHES or not tokens[newer:].any():
+            return None
+        sizes = list(map(self._blocks, self.capacities.values()))
+        in_turn, _ = self._in_each(self._known % len(sizes), sizes)
+        round_robin, by_prefix = self._tokens(in_turn), self._tokens(self._ideal)
+        gains, total = by_prefix - round_robin, tokens.sum()
+        sampling = sqrt(2) * self._sampling_error(in_turn, in_turn != self._ideal)
+        return Placements(
+            len(tokens),
+            float(round_robin.sum() / total),
+            float(by_prefix.sum() / total),
+            sqrt(_batch_error(gains, tokens) ** 2 + (sampling / total) ** 2),
+            float(gains[newer:].sum() / tokens[newer:].sum()),
+        )
+
     def lost_tokens(self) -> Floats:
         """Of each counted request, what the caches evicted before and no placement would have kept."""
         matched, runs = self._as_placed(1.0)
@@ -155,3 +191,20 @@ class CacheGrid:
 
     def _hit_rate(self, matched: Integers) -> float:
         return float(self._tokens(matched).sum() / self.prompt_tokens.sum())
+
+    def _sampling_error(self, matched: Integers, differs: Integers) -> float:
+        """Standard error in tokens of a sum; prompts that diverge at the same block share their error."""
+        is_counted = (self._known >= self.warm) & differs
+        rows = self._known[is_counted]
+        if self.ratio >= 1 or not len(rows):
+            return 0.0
+        at = self._prompts.starts[rows] + np.maximum(matched[is_counted] - 1, 0)
+        _, codes = np.unique(self._requests.blocks[at], return_inverse=True)
+        return depth_error(self.ratio) * sqrt(np.square(np.bincount(codes, self._prompts.block_tokens[rows])).sum())
+
+
+def _batch_error(gains: Floats, tokens: Floats) -> float:
+    """Standard error of ``gains`` / ``tokens`` by batch means, which allows for requests that depend on neighbours."""
+    rest = gains - gains.sum() / tokens.sum() * tokens
+    sums = np.array([batch.sum() for batch in np.array_split(rest, BATCHES)])
+    return float(sqrt(BATCHES / (BATCHES - 1) * np.square(sums).sum()) / tokens.sum())

@@ -27,9 +27,9 @@ from telemetry.lab.costs import Price
 
 LENGTHS = (0.0, *(float(round(64 * 2 ** (step / 2))) for step in range(27)))  # tokens, up to 524,288
 MIN_REQUESTS = 100  # for a verdict
-# Shares of the prefill time spent. In between, the answer depends on latency, bandwidth and prefill rate, which are
-# known to about a factor of two.
-WORTH_RATIO, UNCERTAIN_RATIO = 0.04, 0.01
+WORTH_RATIO = 0.02  # of the prefill time spent: a smaller saving is within the error of the rate and the breakdown
+# Factors of latency, bandwidth and prefill rate by which these may be other than given.
+DEVIATIONS = ((2.0, 1.0, 1.0), (1.0, 0.5, 1.0), (1.0, 1.0, 1.3), (1.0, 1.0, 0.7))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def advise(tier: CacheTier, situation: Situation) -> TierAdvice:
         return TierAdvice(tier, break_even, never_wins, None, None, Advice.UNKNOWN, needs, summary)
     effect = _effect(tier, situation)
     money = effect.saved_s_per_day * situation.price.replica_s if situation.price else None
-    advice = _verdict(effect)
+    advice = _verdict(tier, situation, effect)
     summary = _describe(tier, advice, break_even, effect)
     return TierAdvice(tier, break_even, never_wins, effect, money, advice, (), summary)
 
@@ -230,10 +230,15 @@ def _effect(tier: CacheTier, situation: Situation) -> TierEffect:
     return TierEffect(scale * long.tokens, saved_s, min(saved_s / spent_s, 1.0) if spent_s else 0.0)
 
 
-def _verdict(effect: TierEffect) -> Advice:
-    if effect.saved_ratio >= WORTH_RATIO:
-        return Advice.WORTH_IT
-    return Advice.UNCERTAIN if effect.saved_ratio >= UNCERTAIN_RATIO else Advice.NOT_WORTH_IT
+def _verdict(tier: CacheTier, situation: Situation, effect: TierEffect) -> Advice:
+    """The verdict on an effect, if that of each deviation is the same."""
+    is_worth = effect.saved_ratio >= WORTH_RATIO
+    for latency, bandwidth, rate in DEVIATIONS:
+        changed = replace(tier, latency_s=latency * tier.latency_s, bytes_per_s=bandwidth * tier.bytes_per_s)
+        deviating = replace(situation, prefill_rate=rate * (situation.prefill_rate or 0.0))
+        if (_effect(changed, deviating).saved_ratio >= WORTH_RATIO) is not is_worth:
+            return Advice.UNCERTAIN
+    return Advice.WORTH_IT if is_worth else Advice.NOT_WORTH_IT
 
 
 def _describe(tier: CacheTier, advice: Advice, break_even: float | None, effect: TierEffect) -> str:

@@ -1,8 +1,8 @@
 """Is prefix routing worth it for a pool? Two verdicts from its own traffic, with their reasons. Pure.
 
 Routing. The reachable hit rate limits what any placement can gain: below ``PLAIN_BELOW`` plain balancing is enough,
-from ``WORTH_FROM`` on prefix routing is worth it, in between it is borderline. It is borderline too if the working set
-fits in one replica, because every replica then caches it once it is warm. A what-if says what another strategy brings.
+from ``WORTH_FROM`` on prefix routing is worth it, in between it is borderline. If a replay shows that round robin loses
+less than ``MIN_GAIN`` all the same, because every replica caches the same few prefixes, plain balancing is enough too.
 
 Caches. The working set is compared with the cache of one replica and with those of all replicas together.
 
@@ -17,9 +17,10 @@ from enum import StrEnum
 from math import ceil
 
 from telemetry.lab.breakdown import MAX_REACHABLE_ERROR, MIN_REQUESTS, Sums, reachable_error
-from telemetry.lab.cache_grid import MIN_REUSED_REQUESTS, WorkingSet
+from telemetry.lab.cache_grid import MIN_REUSED_REQUESTS, Placements, WorkingSet
 
 PLAIN_BELOW, WORTH_FROM = 0.2, 0.3  # reachable hit rate
+MIN_GAIN = 0.02  # of hit rate, that prefix routing must be able to bring
 NORMAL_95 = 1.96  # standard errors of half a 95 % interval
 
 
@@ -55,6 +56,7 @@ class Assessment:
 class Caches:
     """What a pool's caches are compared by."""
 
+    placements: Placements | None = None
     working_set: WorkingSet | None = None
     replicas: int = 0
     replica_tokens: int | None = None  # cache size of a replica, on average
@@ -67,8 +69,8 @@ def assess_routing(sums: Sums | None, caches: Caches) -> Assessment:
     needed = _needed_requests(sums, error)
     if sums is None or error is None or needed:
         return _unknown_routing(sums, needed)
-    reachable = sums.reachable_ratio
-    reason = " ".join(_routing_reasons(reachable, error, sums.requests))
+    reachable, placements = sums.reachable_ratio, caches.placements
+    reason = " ".join(_routing_reasons(reachable, error, sums.requests, caches))
     if caches.replicas == 1:
         return Assessment(RoutingVerdict.PLAIN, "One replica gets every request: routing changes nothing.", reason)
     if reachable < PLAIN_BELOW:
@@ -79,14 +81,23 @@ def assess_routing(sums: Sums | None, caches: Caches) -> Assessment:
             "Check whether varying text at the beginning of prompts prevents reuse.",
             "prompts",
         )
+    if placements and placements.difference + NORMAL_95 * placements.standard_error < MIN_GAIN:
+        summary = "Plain balancing is enough: much is reused, and every replica caches it with round robin as well."
+        return Assessment(RoutingVerdict.PLAIN, summary, reason, "Compare strategies on this traffic.", "what-if")
+    return _worth(RoutingVerdict.WORTH if reachable >= WORTH_FROM else RoutingVerdict.BORDERLINE, placements, reason)
+
+
+def _worth(verdict: RoutingVerdict, placements: Placements | None, reason: str) -> Assessment:
+    is_worth = verdict is RoutingVerdict.WORTH
+    beginning = "Prefix routing is worth it" if is_worth else "Borderline"
+    if placements is None:
+        effect = "what round robin would lose is unknown" if is_worth else "what prefix routing would bring is unknown"
+    else:
+        points = round(100 * max(placements.difference, 0.0))
+        gain = f"{points} point{'' if points == 1 else 's'} of hit rate"
+        effect = f"round robin would lose up to {gain}" if is_worth else f"prefix routing would bring up to {gain}"
     advice = "Compare the active policy with others on this traffic, by a what-if, before you publish another one."
-    if caches.working_set and caches.replica_tokens and caches.working_set.tokens <= caches.replica_tokens:
-        summary = "Borderline: much is reused, but every replica has room for all of it, wherever requests go."
-        return Assessment(RoutingVerdict.BORDERLINE, summary, reason, advice, "what-if")
-    found = f"{100 * reachable:.0f} % of the prompt tokens can be reused if they find their cache."
-    if reachable >= WORTH_FROM:
-        return Assessment(RoutingVerdict.WORTH, f"Prefix routing is worth it: {found}", reason, advice, "what-if")
-    return Assessment(RoutingVerdict.BORDERLINE, f"Borderline: {found}", reason, advice, "what-if")
+    return Assessment(verdict, f"{beginning}: {effect}.", reason, advice, "what-if")
 
 
 def _needed_requests(sums: Sums | None, error: float | None) -> int | None:
@@ -107,8 +118,8 @@ def _unknown_routing(sums: Sums | None, needed: int | None) -> Assessment:
     )
 
 
-def _routing_reasons(reachable: float, error: float, requests: int) -> Iterable[str]:
-    margin = NORMAL_95 * error
+def _routing_reasons(reachable: float, error: float, requests: int, caches: Caches) -> Iterable[str]:
+    margin, placements = NORMAL_95 * error, caches.placements
     crossed = [limit for limit in (PLAIN_BELOW, WORTH_FROM) if abs(reachable - limit) < margin]
     yield (
         f"Reachable hit rate {100 * reachable:.0f} % ± {100 * margin:.1f} points (95 %, {requests:,} requests); "
@@ -116,6 +127,20 @@ def _routing_reasons(reachable: float, error: float, requests: int) -> Iterable[
     )
     if crossed:
         yield f"The interval includes {100 * crossed[0]:.0f} %: more requests may change the verdict."
+    if placements is not None and caches.replicas > 1:
+        yield (
+            f"Replayed on {caches.replicas} empty caches, {placements.requests:,} requests of the last hour hit "
+            f"{100 * placements.round_robin:.0f} % with round robin and {100 * placements.by_prefix:.0f} % with "
+            f"placement by prefix, load aside: a difference of {100 * placements.difference:.0f} "
+            f"± {100 * NORMAL_95 * placements.standard_error:.1f} points."
+        )
+        if placements.difference - placements.newer_difference > MIN_GAIN:
+            yield (
+                f"It was {100 * placements.newer_difference:.0f} points for the newer half of them: round robin's "
+                "caches were still warming up."
+            )
+    elif placements is None:
+        yield f"Placements were not compared: {caches.reason or 'too few requests in the last hour.'}"
 
 
 def assess_caches(caches: Caches) -> Assessment:

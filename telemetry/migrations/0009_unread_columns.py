@@ -3,7 +3,6 @@
 from django.db import migrations
 
 UNREAD = {
-    "capacitycurve": ("placements",),
     "reading": ("ttft_sum_s", "itl_layout", "itl_at", "itl_counts", "itl_sum_s"),
     "routerreading": ("ttft_sum_s", "streamed_latency_sum_s", "plain_latency_sum_s", "cache_store_errors"),
 }

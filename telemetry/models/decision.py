@@ -168,6 +168,7 @@ class CapacityCurve(models.Model):
     cache_tokens = models.BigIntegerField(null=True)  # cache size of a replica, on average, at the multiple 1
     replicas = models.IntegerField(default=0)
     points = models.JSONField(default=list)  # [{"multiple", "one", "split", "shared"}], ascending
+    placements = models.JSONField(null=True)  # a telemetry.lab.cache_grid.Placements; None: not enough requests
     working_set = models.JSONField(null=True)  # a telemetry.lab.cache_grid.WorkingSet; None: not enough reuse
     reason = models.CharField(max_length=200, blank=True)  # why there are no points
     prefill_rate = models.FloatField(null=True)  # tokens/s of a replica, learnt slowly from fits; None: unknown

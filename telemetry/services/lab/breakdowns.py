@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from controlplane.models import Pool, Replica, ReplicaState
 from telemetry.lab.breakdown import BIN, Breakdown, bin_start, breakdown_from
-from telemetry.lab.cache_grid import WorkingSet
+from telemetry.lab.cache_grid import Placements, WorkingSet
 from telemetry.lab.worth import Assessment, Caches, assess_caches, assess_routing
 from telemetry.metrics.windows import Window
 from telemetry.models import BreakdownBin, CapacityCurve
@@ -81,23 +81,30 @@ class Worth:
 
     routing: Assessment
     caches: Assessment
+    placements: Placements | None
     working_set: WorkingSet | None
     replicas: Annotated[int, Meta(description="caches: replicas, or their data-parallel ranks")]
     replica_tokens: Annotated[int | None, Meta(description="cache size of each, on average")]
 
 
 def worth_of(pool: Pool, window: Window, curve: CapacityCurve | None) -> Worth:
-    """The verdicts of a pool: reachable hit rate of the window, working set of the curve's hour. Two queries."""
+    """The verdicts of a pool: reachable hit rate of the window, placements of the curve's hour. Two queries."""
     replicas = Replica.objects.filter(pool=pool).exclude(state=ReplicaState.DISABLED)
     figures = Caches(
         replicas=replicas.aggregate(ranks=Sum("data_parallel_size"))["ranks"] or 0,
         reason=curve.reason if curve else "The replay of the last hour has not run yet; it runs every ten minutes.",
     )
     if curve is not None and curve.points:
-        working_set = curve.working_set
-        figures = Caches(working_set and WorkingSet(**working_set), curve.replicas, curve.cache_tokens)
+        placements, working_set = curve.placements, curve.working_set
+        figures = Caches(
+            placements and Placements(**placements),
+            working_set and WorkingSet(**working_set),
+            curve.replicas,
+            curve.cache_tokens,
+        )
     routing = assess_routing(reachable_sums([pool.name], window), figures)
-    return Worth(routing, assess_caches(figures), figures.working_set, figures.replicas, figures.replica_tokens)
+    caches = figures.placements, figures.working_set, figures.replicas, figures.replica_tokens
+    return Worth(routing, assess_caches(figures), *caches)
 
 
 _SUMS = {**BIN_SUMS, "ratio": Min("sample_ratio"), "any_reason": Max("reason")}

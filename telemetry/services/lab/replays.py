@@ -253,15 +253,17 @@ def update_curve(pool: Pool, now: datetime) -> CapacityCurve:
         "" if len(requests) >= MIN_CURVE_REQUESTS else f"Fewer than {MIN_CURVE_REQUESTS} requests in an hour."
     )
     values = {"at": now, "reason": reason, "points": [], "requests": 0, "since": None, "cache_tokens": None}
+    values |= {"placements": None, "working_set": None}
     window = Window(now - CURVE_SPAN, now, CURVE_SPAN.total_seconds())
-    values |= {"fitted_requests": fit.requests, "working_set": None, "gaps": None, **learnt_rate(pool, fit, window)}
+    values |= {"fitted_requests": fit.requests, "gaps": None, **learnt_rate(pool, fit, window)}
     if not reason and capacities.tokens:
         warm = int(WARM_UP_RATIO * len(requests))
         grid = CacheGrid(requests, capacities.tokens, warm=warm, most_blocks=MAX_CURVE_BLOCKS)
-        working_set = grid.working_set()
+        placements, working_set = grid.placements(), grid.working_set()
         lengths = CacheGrid(requests, capacities.tokens, warm=warm, most_blocks=MAX_LENGTH_BLOCKS)
         values |= {
             "points": [asdict(point) for point in grid.points()],
+            "placements": placements and asdict(placements),
             "working_set": working_set and asdict(working_set),
             "gaps": Gaps.of(lengths.lost_tokens(), lengths.prompt_tokens, lengths.length_error()).as_json(),
             "requests": len(requests) - warm,

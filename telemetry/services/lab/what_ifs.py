@@ -136,7 +136,7 @@ def prediction_of(rollout: Rollout) -> Prediction:
             return Prediction(what_if, note=f"Not predicted: it could not be replayed. {candidate['reason']}")
         note = "" if calibration["is_calibrated"] else "The prediction was not calibrated, so it has no verdict."
         return Prediction(what_if, candidate["figures"], note)
-    return Prediction(None, note="Not predicted: no what-if of these settings had ended when it was published.")
+    return Prediction(None, note="Not predicted: no stored what-if of these settings had ended when it was published.")
 
 
 def _is_candidate_of(candidate: Mapping[str, Any], revision: PolicyRevision) -> bool:

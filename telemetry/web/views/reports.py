@@ -17,14 +17,14 @@ from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_GET, require_POST
 
 from controlplane.errors import InvalidError
-from controlplane.models import ClientKey, Event, Pool, Rollout
+from controlplane.models import ClientKey, Event, Pool, Rollout, RolloutState
 from controlplane.web.base import csv_response, current_user, errors_as_messages, int_parameter, viewable
 from controlplane.web.forms.base import Form
 from telemetry.lab.shared_cache import TIERS, tier_parameters, tiers_of
 from telemetry.services.lab.reports import Report, WindowComparison, events_between, report_of, report_windows
 from telemetry.services.lab.sizing import create_sweep, newest_sweep, open_sweep, sizing_of
 from telemetry.services.lab.value import STEPS, Value, ValueReport, changes_of, period_name, value_of
-from telemetry.services.lab.what_ifs import prediction_of
+from telemetry.services.lab.what_ifs import Prediction, prediction_of
 from telemetry.web.ranges import length_s, page_state
 from telemetry.web.tags import report_change
 from telemetry.web.views.what_ifs import WINDOWS
@@ -219,6 +219,9 @@ def report_page(request: HttpRequest) -> HttpResponse:
         error = "; ".join(fault.reason for fault in invalid.faults)
     is_asked, rollouts = bool({"at", "span", "rollout"} & request.GET.keys()), Rollout.objects.order_by("-started_at")
     changes = viewable(request, rollouts.filter(revision__policy__pool=pool).select_related("revision__policy"))
+    prediction = prediction_of(rollout) if rollout else Prediction(None)
+    # After a rollout that was rolled back, or is open, other revisions place some or all of the traffic.
+    is_comparable = rollout is not None and rollout.state == RolloutState.COMPLETE and bool(prediction.figures)
     context: dict[str, Any] = {
         "changes": None if rollout else changes[:20],
         "pools": pools,
@@ -232,7 +235,8 @@ def report_page(request: HttpRequest) -> HttpResponse:
         "events": events,
         "more_events": more_events,
         "now": timezone.now(),
-        "prediction": prediction_of(rollout) if rollout else None,
+        "prediction": rollout and prediction,
+        "is_comparable": is_comparable,
         "predicted": PREDICTED,
         "rows": comparison_rows(report.figures, FIGURES, has_verdict=not report.no_verdict) if report else [],
         "groups": _group_rows(report) if report else [],

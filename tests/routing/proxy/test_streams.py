@@ -133,11 +133,12 @@ def usage_event(prompt: int, cached: int | None) -> bytes:
 
 async def test_missing_details_are_zero_once_a_replica_has_sent_some(replica):
     async with routed(config([replica])) as harness:
-        for cached in (None, 500, None, None):
+        for cached in (None, 500, None, None, 1001):
             replica.script = streaming(delta(content="x"), usage_event(1000, cached))
             await harness.chat(STREAM)
         _, text = await harness.admin("GET", "/metrics")
-        assert [record["cached_tokens"] for record in harness.decisions] == [None, 500, 0, 0]
+        # More than the prompt has is no figure, and not 0 either.
+        assert [record["cached_tokens"] for record in harness.decisions] == [None, 500, 0, 0, None]
         counted = samples(text)
         assert counted["warmpath_router_usage_without_details_total"][0][1] == 1
         assert counted["warmpath_router_cached_tokens_total"][0][1] == 500

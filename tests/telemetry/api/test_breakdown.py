@@ -37,6 +37,7 @@ def test_a_breakdown_has_terms_losses_groups_and_a_capacity_curve(api, fleet, ur
     assert [point["multiple"] for point in body["curve"]["points"]] == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0]
     worth = body["worth"]
     assert (worth["routing"]["verdict"], worth["replicas"], worth["replica_tokens"]) == ("worth_it", 4, 600 * 64)
+    assert worth["placements"]["round_robin"] < worth["placements"]["by_prefix"]
     assert worth["working_set"]["low"] <= worth["working_set"]["tokens"] <= worth["working_set"]["high"]
     assert worth["caches"]["verdict"] in ("fits_one_replica", "fits_fleet", "thrashing")
     assert api.get(f"{url}&pool=chat&group=g1").json()["breakdown"]["requests"] < 900

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from telemetry.lab.cache_grid import CacheGrid
+from telemetry.lab.cache_grid import BATCHES, CacheGrid, Placements
 from tests.telemetry.lab.replaying import PlainCache
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, columns, request, sampled, traffic
 
@@ -17,6 +17,10 @@ def grid_of(requests: list[Request], *, replicas: int = 4, capacity: float = CAP
     """``capacity``: of each cache, in blocks."""
     sizes = {f"r{number}": round(HASH_TOKENS * capacity) for number in range(replicas)}
     return CacheGrid(columns(requests), sizes, warm=warm, most_blocks=10**9)
+
+
+def compared(requests: list[Request], *, warm: int | None = None, **caches: float) -> Placements | None:
+    return grid_of(requests, warm=len(requests) // 3 if warm is None else warm, **caches).placements()
 
 
 def plain_hit_rate(requests: list[Request], sizes: dict[str, float] | float, warm: int) -> float:
@@ -85,3 +89,65 @@ def test_lost_tokens_are_those_that_larger_caches_would_have():
     lost = grid_of(requests, replicas=1, capacity=60, warm=100).lost_tokens()
     assert lost.tolist() == pytest.approx([20 * HASH_TOKENS] * 100, rel=0.1)  # each prompt is evicted before its turn
     assert not grid_of(requests, replicas=1, capacity=250, warm=100).lost_tokens().any()
+
+
+def test_round_robin_is_that_of_plain_caches_in_turn():
+    requests = traffic(1500)
+    caches, cached = [PlainCache(CAPACITY) for _ in range(4)], 0
+    for number, one in enumerate(requests):
+        cache = caches[number % 4]
+        if number >= 500:
+            cached += HASH_TOKENS * cache.match(one.blocks)
+        cache.use(one.blocks)
+
+    found = compared(requests)
+
+    total = sum(one.prompt_tokens for one in requests[500:])
+    assert found.requests == 1000
+    assert found.round_robin == pytest.approx(cached / total, abs=0.02)  # a partly cached block counts half
+    assert found.by_prefix > found.round_robin + 0.1
+    assert 0 < found.standard_error < 0.02
+
+
+def test_one_prompt_shared_by_all_makes_no_difference():
+    rng = random.Random(5)
+    shared = [rng.getrandbits(64) for _ in range(40)]
+    requests = [request(n, [*shared, *(rng.getrandbits(64) for _ in range(4))]) for n in range(300)]
+
+    found = compared(requests)
+
+    assert found.round_robin > 0.8
+    assert abs(found.difference) < 0.001
+
+
+def test_the_newer_half_differs_less_while_round_robin_warms_its_caches():
+    rng = random.Random(7)
+    prompts = [[rng.getrandbits(64) for _ in range(30)] for _ in range(40)]
+    found = compared([request(n, rng.choice(prompts)) for n in range(1200)], capacity=10_000)
+
+    assert found.difference > 0.02
+    assert found.newer_difference < found.difference / 2
+
+
+def test_a_sample_of_the_blocks_gives_the_same_difference_within_its_error():
+    requests = traffic(3000)
+    exact, estimated = compared(requests), compared(sampled(requests, 0.125))
+
+    assert estimated.standard_error > exact.standard_error
+    assert abs(estimated.difference - exact.difference) < 4 * estimated.standard_error
+    assert estimated.difference == pytest.approx(exact.difference, abs=0.04)
+
+
+def test_the_standard_error_is_the_spread_over_repeated_traffic():
+    found = [compared(traffic(1200, seed=seed)) for seed in range(12)]
+    differences = [one.difference for one in found]
+    mean = sum(differences) / len(differences)
+    spread = (sum((one - mean) ** 2 for one in differences) / (len(differences) - 1)) ** 0.5
+
+    assert sum(one.standard_error for one in found) / len(found) == pytest.approx(spread, rel=0.7)
+
+
+def test_too_few_requests_or_unknown_sizes_are_not_compared():
+    assert compared(traffic(40), warm=40 - BATCHES + 1) is None
+    assert compared(traffic(40), replicas=0) is None
+    assert compared(traffic(40), replicas=1).difference == pytest.approx(0.0, abs=1e-9)

@@ -93,6 +93,7 @@ def test_only_long_gaps_count_and_each_pays_the_latency():
         ({"gaps": gaps(*[0] * 200)}, CPU, Advice.NOT_WORTH_IT),
         ({"prefill_rate": 200_000}, CPU, Advice.NOT_WORTH_IT),
         ({"lost_tokens": 3_000_000}, CPU, Advice.UNCERTAIN),
+        ({}, replace(CPU, latency_s=0.15), Advice.UNCERTAIN),  # twice the latency is more than prefill takes
     ],
 )
 def test_the_advice_says_whether_the_saving_is_large_enough(change, tier, advice):

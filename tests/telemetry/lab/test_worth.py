@@ -1,11 +1,11 @@
-"""Whether prefix routing is worth it: verdicts by reachable hit rate, and by cache size."""
+"""Whether prefix routing is worth it: verdicts by reachable hit rate, by what round robin loses, and by cache size."""
 
 from __future__ import annotations
 
 import pytest
 
 from telemetry.lab.breakdown import Sums
-from telemetry.lab.cache_grid import WorkingSet
+from telemetry.lab.cache_grid import Placements, WorkingSet
 from telemetry.lab.worth import Caches, CacheVerdict, RoutingVerdict, assess_caches, assess_routing
 
 PROMPT = 1000.0
@@ -25,20 +25,23 @@ def sums(reachable: float, requests: int = 2000, spread: float = 0.0) -> Sums:
     )
 
 
-def caches(tokens: float = 200_000, replicas: int = 4) -> Caches:
-    return Caches(WorkingSet(tokens, 0.9 * tokens, 1.1 * tokens, 800), replicas, 100_000)
+def caches(round_robin: float, by_prefix: float, error: float = 0.005, replicas: int = 4) -> Caches:
+    return Caches(Placements(1600, round_robin, by_prefix, error, by_prefix - round_robin), None, replicas, 100_000)
 
 
 @pytest.mark.parametrize(
     ("reachable", "compared", "verdict", "summary", "page"),
     [
-        (0.12, caches(), PLAIN, "at most 12 % of the prompt tokens could be reused", "prompts"),
-        (0.199, caches(), PLAIN, "at most 20 %", "prompts"),
-        (0.25, caches(), BORDERLINE, "25 % of the prompt tokens can be reused", "what-if"),
-        (0.30, caches(), WORTH, "30 % of the prompt tokens can be reused", "what-if"),
-        (0.71, Caches(replicas=4, reason="r1"), WORTH, "71 % of the prompt tokens", "what-if"),
-        (0.71, caches(80_000), BORDERLINE, "every replica has room for all of it", "what-if"),
-        (0.71, caches(replicas=1), PLAIN, "One replica gets every request", ""),
+        (0.12, caches(0.05, 0.11), PLAIN, "at most 12 % of the prompt tokens could be reused", "prompts"),
+        (0.199, caches(0.05, 0.19), PLAIN, "at most 20 %", "prompts"),
+        (0.25, caches(0.1, 0.22), BORDERLINE, "would bring up to 12 points", "what-if"),
+        (0.25, Caches(replicas=4, reason="r1"), BORDERLINE, "would bring is unknown", "what-if"),
+        (0.30, caches(0.1, 0.29), WORTH, "round robin would lose up to 19 points", "what-if"),
+        (0.71, caches(0.55, 0.68), WORTH, "lose up to 13 points", "what-if"),
+        (0.71, Caches(replicas=4, reason="r1"), WORTH, "would lose is unknown", "what-if"),
+        (0.71, caches(0.70, 0.705), PLAIN, "every replica caches it with round robin as well", "what-if"),
+        (0.71, caches(0.69, 0.70, error=0.02), WORTH, "lose up to 1 point of", "what-if"),  # the error allows for more
+        (0.71, caches(0.68, 0.68, replicas=1), PLAIN, "One replica gets every request", ""),
     ],
 )
 def test_the_verdict_on_routing(reachable, compared, verdict, summary, page):
@@ -55,7 +58,7 @@ def test_the_verdict_on_routing(reachable, compared, verdict, summary, page):
     [(None, "100 requests", "0"), (sums(0.7, 37), "100 requests", "37"), (sums(0.5, 120, 0.9), "about 327", "120")],
 )
 def test_too_little_traffic_has_no_verdict_and_names_the_requests_that_it_needs(traffic, needed, count):
-    found = assess_routing(traffic, caches())
+    found = assess_routing(traffic, caches(0.1, 0.6))
 
     assert found.verdict is None
     assert found.summary.startswith(f"Unknown: needs {needed}")
@@ -64,11 +67,20 @@ def test_too_little_traffic_has_no_verdict_and_names_the_requests_that_it_needs(
 
 
 def test_the_reason_has_the_interval_and_says_if_it_includes_a_limit():
-    clear, unclear = (assess_routing(sums(ratio, spread=0.3), caches()) for ratio in (0.4, 0.31))
+    clear, unclear = (assess_routing(sums(ratio, spread=0.3), caches(0.1, 0.2)) for ratio in (0.4, 0.31))
 
     assert "40 % ± 1.3 points (95 %" in clear.reason
+    assert "a difference of 10 ± 1.0 points" in clear.reason
     assert "may change the verdict" not in clear.reason
     assert "includes 30 %" in unclear.reason
+    assert "Placements were not compared: r1 unknown" in assess_routing(sums(0.4), Caches(reason="r1 unknown")).reason
+
+
+def test_the_reason_says_if_round_robin_was_still_warming_up():
+    warming = Caches(Placements(1600, 0.5, 0.7, 0.01, 0.13), None, 4, 100_000)
+
+    assert "It was 13 points for the newer half" in assess_routing(sums(0.75), warming).reason
+    assert "newer half" not in assess_routing(sums(0.75), caches(0.5, 0.7)).reason
 
 
 @pytest.mark.parametrize(
@@ -82,7 +94,7 @@ def test_the_reason_has_the_interval_and_says_if_it_includes_a_limit():
     ],
 )
 def test_the_verdict_on_caches(tokens, verdict, page, is_clear):
-    found = assess_caches(caches(tokens))
+    found = assess_caches(Caches(None, WorkingSet(tokens, 0.9 * tokens, 1.1 * tokens, 800), 4, 100_000))
 
     assert (found.verdict, found.page) == (verdict, page)
     assert ("may change the verdict" in found.reason) is not is_clear

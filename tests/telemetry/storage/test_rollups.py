@@ -265,7 +265,7 @@ def test_partitions_of_rollups_are_days_and_months(replicas, router):
 
 
 def test_the_tables_have_the_listed_columns(db):
-    """A new column of readings must be added to the list, and then to the tables."""
+    """A column of the list must be in the tables."""
     with connection.cursor() as cursor:
         for rollup in SUMS:
             expected = {"at", *(name.strip('"') for name in rollup.key), *(column.name for column in rollup.columns)}

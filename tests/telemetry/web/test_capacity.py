@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 import time_machine
 
-from controlplane.models import ClientKey, Pool, Rollout, TaskGroup
+from controlplane.models import ClientKey, Pool, Rollout, RolloutState, TaskGroup
 from controlplane.services.fleet.pools import create_pool, create_project, update_pool
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from telemetry.models import Decision, WhatIf, WhatIfState
@@ -190,14 +190,22 @@ def test_an_invalid_report_says_what_is_expected(visitor, pool, query):
         ({}, ">Predicted</th>"),
         ({"is_calibrated": False}, "was not calibrated"),
         ({"state": WhatIfState.FAILED, "result": None, "reason": "No traffic."}, "the what-if failed. No traffic."),
-        ({"ended_at": None}, "Not predicted: no what-if of these settings had ended"),
+        ({"ended_at": None}, "Not predicted: no stored what-if of these settings had ended"),
+        ({"rollout": RolloutState.ROLLED_BACK}, "has not placed all traffic, so"),
+        ({"rollout": RolloutState.PROGRESSING}, "has not placed all traffic yet, so"),
     ],
 )
 def test_a_rollout_links_to_its_report_which_shows_what_was_predicted(visitor, noon, pool, prediction, words):
+    prediction = dict(prediction)
+    state = prediction.pop("rollout", RolloutState.COMPLETE)
     draft = save_draft(pool.policies.select_related("pool").get(group=None), {"strategy": "random"})
     predict_draft(draft, **{"ended_at": noon - timedelta(hours=3), **prediction})
     rollout = publish_revision(draft.pk)
-    Rollout.objects.filter(pk=rollout.pk).update(started_at=noon - timedelta(hours=2))
+    Rollout.objects.filter(pk=rollout.pk).update(
+        started_at=noon - timedelta(hours=2),
+        state=state,
+        finished_at=None if state == RolloutState.PROGRESSING else noon - timedelta(hours=1),
+    )
     Pool.objects.update(created_at=noon - timedelta(days=1))
     assert f"/report/?rollout={rollout.pk}" in visitor.get(f"/rollouts/{rollout.pk}/").text
     page = visitor.get(f"/report/?rollout={rollout.pk}").text
