@@ -21,9 +21,7 @@ Start = Callable[[Path, Sequence[str]], AbstractContextManager[Proxy]]  # a fold
 def installed() -> Iterator[Start]:
     """The forwarder, then the installed proxies."""
     yield forwarder
-    for program, start in PEERS.items():
-        if shutil.which(program):
-            yield start
+    yield from (start for program, start in PEERS.items() if shutil.which(program))
 
 
 def forwarder(_folder: Path, replicas: Sequence[str]) -> AbstractContextManager[Proxy]:
@@ -111,7 +109,5 @@ def rust_router(program: Sequence[str], replicas: Sequence[str], *options: str) 
 
 
 PEERS: dict[str, Start] = {"nginx": nginx, "haproxy": haproxy, "envoy": envoy}
-PEERS |= {
-    "vllm-router": lambda _folder, replicas: rust_router(["vllm-router"], replicas, "--policy", "consistent_hash"),
-    "sglang-router": lambda _folder, replicas: rust_router(["sglang-router", "launch"], replicas),
-}
+PEERS["vllm-router"] = lambda _folder, urls: rust_router(["vllm-router"], urls, "--policy", "consistent_hash")
+PEERS["sglang-router"] = lambda _folder, urls: rust_router(["sglang-router", "launch"], urls)

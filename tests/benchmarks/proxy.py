@@ -66,11 +66,9 @@ class Proxy:
 def family(pid: int) -> Iterator[int]:
     yield pid
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        children = ""
-        with suppress(OSError):  # a thread that has just ended
-            children = (thread / "children").read_text("ascii")
-        for child in children.split():
-            yield from family(int(child))
+        with suppress(OSError):  # a thread or a child that has just ended
+            for child in (thread / "children").read_text("ascii").split():
+                yield from family(int(child))
 
 
 class NotListeningError(RuntimeError):
@@ -80,8 +78,7 @@ class NotListeningError(RuntimeError):
 @contextmanager
 def listening(name: str, command: Sequence[str], port: int) -> Iterator[Proxy]:
     """Run a program for the length of a block; ready when it accepts connections."""
-    nowhere = subprocess.DEVNULL
-    process = subprocess.Popen(command, stdout=nowhere, stderr=nowhere, start_new_session=True)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         _wait_for(name, port, process)
         yield Proxy(name, port, process.pid)

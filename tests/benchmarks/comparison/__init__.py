@@ -21,10 +21,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import mean
 from typing import Any
+from unittest.mock import patch
 
 import uvloop
 
-from tests.benchmarks.comparison.routers import ROUTERS, Router, Stand, environment, install
+from tests.benchmarks.comparison.routers import PEERS, ROUTERS, Router, Stand, environment, install
 from tests.benchmarks.comparison.runs import Engines, given, measure, ready
 from tests.benchmarks.comparison.workloads import ENGINES, WORKLOADS, Request, Workload, requests_of
 from tests.benchmarks.literature import write
@@ -60,7 +61,8 @@ def main(arguments: Sequence[str] = ()) -> None:
     options = parser.parse_args(arguments)
     options.engines = len(options.replicas or ()) or options.engines
     if not options.record:
-        compare(installed(options.routers), options)
+        with patch.dict(os.environ, PATH=f"{PEERS / 'bin'}:{os.environ['PATH']}"):
+            compare(installed(options.routers), options)
     result = json.loads(OUTPUT.read_text())
     print(*("\n".join(["", *lines]) for lines in tables_of(result).values() if lines), sep="\n")
     if options.record:
@@ -140,9 +142,7 @@ def tables_of(result: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def page_tables(result: Mapping[str, Any]) -> dict[str, list[str]]:
     """The tables, with a sentence in place of one without rows."""
-    titles = {name: f"{workload.title}: not" for name, workload in WORKLOADS.items()} | {"routers": "Not"}
-    sentence = "measured yet on this release, run `make peers`."
-    return {name: lines or [f"{titles[name]} {sentence}"] for name, lines in tables_of(result).items()}
+    return {name: rows or [f"{name}: not measured yet, run `make peers`."] for name, rows in tables_of(result).items()}
 
 
 def _routers(versions: Mapping[str, str]) -> Iterator[str]:

@@ -123,8 +123,7 @@ def gateway(program: str, options: str, reason: str, **kind: bool) -> Router:
 
 
 def proxy(start: Callable[..., AbstractContextManager[Proxy]], balance: str, reason: str, **kind: bool) -> Router:
-    starts: Start = lambda stand: start(stand.folder, stand.addresses, balance)  # noqa: E731
-    return Router(start.__name__, starts, balance, reason, **kind)
+    return Router(start.__name__, lambda stand: start(stand.folder, stand.addresses, balance), balance, reason, **kind)
 
 
 def litellm(stand: Stand) -> AbstractContextManager[Proxy]:
@@ -165,7 +164,6 @@ ROUTERS = {
 
 def install(programs: set[str]) -> Iterator[str]:
     """Install the packages of peers that are missing, from the lock; a sentence for each that cannot be installed."""
-    os.environ["PATH"] = f"{PEERS / 'bin'}:{os.environ['PATH']}"
     uv = str(ROOT / ".uv" / "bin" / "uv")
     for package in [package for program, package in PACKAGE.items() if program in programs]:
         name, version = package.partition("[")[0].replace("-", "_"), locked(package)

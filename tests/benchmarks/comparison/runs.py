@@ -93,16 +93,11 @@ def given(urls: Sequence[str]) -> list[Engine]:
     deadline = time.monotonic() + READY_S
     for engine in engines:
         request = urllib.request.Request(f"{engine.url}/reset_prefix_cache", method="POST")
-        while not _is_done(request):
+        while not json.load(urllib.request.urlopen(request, timeout=READY_S))["success"]:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{engine.url} does not empty its cache")
             time.sleep(0.1)
     return engines
-
-
-def _is_done(request: urllib.request.Request) -> bool:
-    with urllib.request.urlopen(request, timeout=READY_S) as response:
-        return bool(json.load(response)["success"])
 
 
 @dataclass
@@ -191,8 +186,7 @@ async def measure(
         "late_p50_ms": 1e3 * percentile(late_s, 50),
         "late_p99_ms": 1e3 * percentile(late_s, 99),
     }
-    rounded = {name: round(value, 4) for name, value in figures.items()}
-    return {**rounded, "refused": list(refusals(cores, late_s))}
+    return {name: round(value, 4) for name, value in figures.items()} | {"refused": list(refusals(cores, late_s))}
 
 
 async def ready(port: int) -> None:
