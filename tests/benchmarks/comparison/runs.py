@@ -92,8 +92,9 @@ def given(urls: Sequence[str]) -> list[Engine]:
     engines = [Engine(url.rstrip("/")) for url in urls]
     deadline = time.monotonic() + READY_S
     for engine in engines:
-        request = urllib.request.Request(f"{engine.url}/reset_prefix_cache", method="POST")
-        while not json.load(urllib.request.urlopen(request, timeout=READY_S))["success"]:
+        request = urllib.request.Request(f"{engine.url}/reset_prefix_cache?reset_running_requests=true", method="POST")
+        # Some releases of vLLM do not say whether it succeeded: their response is empty.
+        while not json.loads(urllib.request.urlopen(request, timeout=READY_S).read() or '{"success": true}')["success"]:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{engine.url} does not empty its cache")
             time.sleep(0.1)
