@@ -92,6 +92,6 @@ def test_from_the_first_pool_to_a_canary_that_passes(site, complaints):
     looked_at()
 
     page.goto("/events/")
-    for told in ("Pool chat was created", "gpu-2 was added", "revision 2"):
-        expect(page.get_by_role("main")).to_contain_text(re.compile(told, re.IGNORECASE))
+    for text in ("Pool chat was created", "gpu-2 was added", "revision 2"):
+        expect(page.get_by_role("main")).to_contain_text(re.compile(text, re.IGNORECASE))
     looked_at()

@@ -365,7 +365,9 @@ def says(*texts: str, ends: bool = True) -> Script:
 CHATTING = {**QUESTION, "max_tokens": 50}
 
 
-async def begun(harness: Harness, two: list[FakeReplica]) -> tuple[asyncio.Task[Stream], FakeReplica, FakeReplica]:
+async def started_stream(
+    harness: Harness, two: list[FakeReplica]
+) -> tuple[asyncio.Task[Stream], FakeReplica, FakeReplica]:
     """A stream, its replica, and the other one."""
     task = asyncio.create_task(stream(harness, CHAT, CHATTING))
     await harness.until(lambda: sum(len(replica.calls) for replica in two), "the request")
@@ -376,7 +378,7 @@ async def test_a_silent_stream_goes_on_elsewhere_and_the_record_says_so(two):
     for replica in two:
         replica.script = says("The prefix", " cache", ends=False)
     async with routed(config(two, limits=Limits(idle_timeout_s=0.3))) as harness:
-        task, first, other = await begun(harness, two)
+        task, first, other = await started_stream(harness, two)
         other.script = says(" keeps blocks.")
         seen = await task
         (decision,) = harness.decisions
@@ -394,7 +396,7 @@ async def test_the_streams_of_an_ejected_engine_go_on_elsewhere(two):
     for replica in two:
         replica.script = says("The prefix", " cache", ends=False)
     async with routed(config(two, breaker=BreakerConfig(stall_s=0.2))) as harness:
-        task, first, other = await begun(harness, two)
+        task, first, other = await started_stream(harness, two)
         other.script = says(" keeps blocks.")
         harness.breakers.record_stall(ReplicaId(first.name), "silent", Cause.STALLED)
         assert (await task).text == "The prefix cache keeps blocks."
@@ -405,7 +407,7 @@ async def test_a_rest_that_is_rejected_ends_the_stream_with_an_error(two, status
     for replica in two:
         replica.script = says("The prefix", ends=False)
     async with routed(config(two, limits=Limits(idle_timeout_s=0.3))) as harness:
-        task, _, other = await begun(harness, two)
+        task, _, other = await started_stream(harness, two)
         other.script = answering(b"{}", status=status)
         seen = await task
         await harness.at_rest()
