@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from routing.prompt.parsing import COUNTED_BYTES, MAX_INLINE_CONTAINERS, is_large
-from tests.pace import cpu_slowness
+from tests.pace import cpu_slowness, slowdown
 from tests.routing.proxy.harness import CHAT, api_key, config, get, post, routed, with_keys
 
 CONNECTIONS = 50
@@ -150,9 +150,12 @@ async def longest_wait_s(harness: Any, data: bytes) -> float:
 
 
 async def waits_little(harness: Any, data: bytes) -> bool:
-    """Whether an iteration is within the limit in one of three runs: other processes empty the CPU's caches."""
+    """Whether an iteration is within the limit in one of three runs; twice the limit if other processes use the cores.
+
+    They empty the CPU's caches, which takes CPU time: 9 ms became 17 at a load of seven for each core.
+    """
     for _ in range(3):
-        if await longest_wait_s(harness, data) <= MAX_WAIT_S * cpu_slowness():
+        if await longest_wait_s(harness, data) <= MAX_WAIT_S * max(cpu_slowness(), min(2.0, slowdown())):
             return True
     return False
 
