@@ -662,18 +662,19 @@ class ClientConnection(asyncio.Protocol):
 
     def _pace_reading(self) -> None:
         """Stop reading a client that has sent many requests ahead or reads no responses, and resume later."""
-        queue = self._reader.queue
-        is_ahead = bool(queue) if self._exchange is None else self._pipelined_bytes > MAX_PIPELINED_BYTES
-        is_ahead = is_ahead or bool(self._unparsed)
-        if is_ahead and not self._reading_paused:
-            self._reading_paused = True
-            self.transport.pause_reading()
-        elif self._exchange is None and not self._is_behind:
+        reader, is_running = self._reader, self._exchange is not None
+        if not (self._is_behind or (is_running and reader.in_message)):
             self._pipelined_bytes = 0
-            if self._reading_paused:
-                self._reading_paused = False
-                self._reader.restart_pace()
-                self.transport.resume_reading()
+        is_ahead = self._pipelined_bytes > MAX_PIPELINED_BYTES if is_running else bool(reader.queue)
+        is_ahead = is_ahead or bool(self._unparsed)
+        if is_ahead is self._reading_paused:
+            return
+        self._reading_paused = is_ahead
+        if is_ahead:
+            self.transport.pause_reading()
+        else:  # also while a replica works, so that a client that disconnects is noticed
+            reader.restart_pace()
+            self.transport.resume_reading()
 
     def _resume_after_large_read(self) -> None:
         if not (self._reading_paused or self.transport.is_closing()):

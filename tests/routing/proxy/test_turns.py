@@ -19,12 +19,13 @@ from typing import Any
 import pytest
 
 from routing.prompt.parsing import COUNTED_BYTES, MAX_INLINE_CONTAINERS, is_large
-from tests.pace import cpu_slowness, slowdown
+from routing.proxy.client_connection import READ_BYTES
+from tests.pace import cpu_slowness
 from tests.routing.proxy.harness import CHAT, api_key, config, get, post, routed, with_keys
 
 CONNECTIONS = 50
 SIZE = 256 << 10
-MAX_WAIT_S = 0.010  # of a health check
+MAX_WAIT_S = 0.010  # of a health check, beside what reading takes
 ITERATIONS = 150
 COMPLETIONS = b"/v1/completions"
 
@@ -149,13 +150,45 @@ async def longest_wait_s(harness: Any, data: bytes) -> float:
     return sorted(took_s)[int(0.99 * len(took_s))]
 
 
-async def waits_little(harness: Any, data: bytes) -> bool:
-    """Whether an iteration is within the limit in one of three runs; twice the limit if other processes use the cores.
+class Discard(asyncio.Protocol):
+    """Reads as the router does, and does nothing else."""
 
-    They empty the CPU's caches, which takes CPU time: 9 ms became 17 at a load of seven for each core.
-    """
+    def __init__(self, transports: set[Any]) -> None:
+        self.transports = transports
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: Any = transport
+        self.transports.add(transport)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self.transports.discard(self.transport)
+
+    def data_received(self, data: bytes) -> None:
+        if len(data) >= READ_BYTES:
+            self.transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self.transport.resume_reading)
+
+
+async def reading_s(data: bytes) -> float:
+    """CPU time of an iteration that only reads what clients send: the kernel's copies, and its work for the senders."""
+    transports: set[Any] = set()
+    server = await asyncio.get_running_loop().create_server(lambda: Discard(transports), "127.0.0.1", 0)
+    with flooded(server.sockets[0].getsockname()[1], data):
+        async with iterations() as took_s:
+            while len(took_s) < ITERATIONS:
+                await asyncio.sleep(0)
+    server.close()
+    async with asyncio.timeout(10):
+        while transports:
+            await asyncio.sleep(0)
+    return sorted(took_s)[int(0.99 * len(took_s))]
+
+
+async def waits_little(harness: Any, data: bytes) -> bool:
+    """Whether the router's own share of an iteration is within the limit in one of three runs."""
     for _ in range(3):
-        if await longest_wait_s(harness, data) <= MAX_WAIT_S * max(cpu_slowness(), min(2.0, slowdown())):
+        longest_s = await longest_wait_s(harness, data)
+        if longest_s <= MAX_WAIT_S or longest_s <= MAX_WAIT_S * cpu_slowness() + await reading_s(data):
             return True
     return False
 
