@@ -665,8 +665,8 @@ class ClientConnection(asyncio.Protocol):
         reader, is_running = self._reader, self._exchange is not None
         if not (self._is_behind or (is_running and reader.in_message)):
             self._pipelined_bytes = 0
-        is_ahead = self._pipelined_bytes > MAX_PIPELINED_BYTES if is_running else bool(reader.queue)
-        is_ahead = is_ahead or bool(self._unparsed)
+        has_much = bool(self._unparsed) or self._pipelined_bytes > MAX_PIPELINED_BYTES
+        is_ahead = has_much if is_running else self._is_behind
         if is_ahead is self._reading_paused:
             return
         self._reading_paused = is_ahead

@@ -18,9 +18,20 @@ from tests.fakes.replica import Call, chunk, hanging, plain_answer, sse
 from tests.pace import is_within
 from tests.routing.proxy.harness import BODY, CHAT, Harness, RawClient, chat_body, config, get, narrow, post, routed
 
+LONG = chat_body(text="word " * 800_000)
 
-@pytest.mark.parametrize("has_started", [False, True])
-async def test_a_client_that_disconnects_stops_its_replica_at_once(has_started, replica):
+
+@pytest.mark.parametrize(
+    ("request_bytes", "has_started"),
+    [
+        (post(CHAT), False),
+        (post(CHAT), True),
+        (post(CHAT, LONG), False),
+        (post(CHAT, gzip.compress(LONG), [b"Content-Encoding: gzip"]), False),  # decoding takes several turns
+    ],
+    ids=["waiting", "streaming", "long", "encoded"],
+)
+async def test_a_client_that_disconnects_stops_its_replica_at_once(request_bytes, has_started, replica):
     async def script(call: Call) -> None:
         if has_started:
             await call.begin_stream(sse({"n": 1}))
@@ -29,7 +40,7 @@ async def test_a_client_that_disconnects_stops_its_replica_at_once(has_started, 
     replica.script = script
     async with routed(config([replica])) as harness:
         async with harness.connect() as client:
-            await client.send(post(CHAT))
+            await client.send(request_bytes)
             call = await replica.wait_calls(1)
             if has_started:
                 await client.read_until(b"\n\n")
@@ -38,22 +49,6 @@ async def test_a_client_that_disconnects_stops_its_replica_at_once(has_started, 
         await harness.at_rest()
         _, text = await harness.admin("GET", "/metrics")
         assert 'outcome="cancelled"} 1' in text
-
-
-@pytest.mark.parametrize("is_encoded", [False, True])
-async def test_a_client_that_disconnects_after_a_long_body_is_noticed(is_encoded, replica):
-    """Reading pauses while a part of the request waits for its turn, and continues while the replica works."""
-    replica.script = hanging
-    body, headers = chat_body(text="word " * 800_000), []
-    if is_encoded:
-        body, headers = gzip.compress(body), [b"Content-Encoding: gzip"]  # decoding takes several times ``TURN_S``
-    async with routed(config([replica])) as harness:
-        async with harness.connect() as client:
-            await client.send(post(CHAT, body, headers))
-            call = await replica.wait_calls(1)
-        async with asyncio.timeout(1):
-            await call.gone.wait()
-        await harness.at_rest()
 
 
 async def test_pipelined_requests_are_answered_in_order(two):

@@ -14,7 +14,6 @@ from tests.fakes.replica import (
     LAST_CHUNK,
     STREAM_HEAD,
     Call,
-    FakeReplica,
     Script,
     answering,
     chunk,
@@ -40,7 +39,7 @@ from tests.routing.proxy.disaggregated import (
     prompt,
     roles,
 )
-from tests.routing.proxy.harness import CHAT, Harness, post, routed
+from tests.routing.proxy.harness import CHAT, post, routed
 
 NEVER_DOWN = HealthCheck(failures=100, interval_s=60)
 SHORT = Limits(first_byte_timeout_s=0.4, response_timeout_s=0.4, connect_timeout_s=0.2)
@@ -383,34 +382,21 @@ async def test_a_500_without_parameters_is_the_clients(two):
 # --- the client disconnects ---------------------------------------------------------------------------
 
 
-async def disconnected(harness: Harness, waiting: FakeReplica) -> Call:
-    """Send a request, disconnect while a replica works on it, and wait until its connection is closed."""
-    async with harness.connect() as client:
-        await client.send(post(CHAT, prompt()))
-        call = await waiting.wait_calls(1)
-    await asyncio.wait_for(call.gone.wait(), 30)
-    await harness.at_rest()
-    return call
-
-
-async def test_a_client_that_disconnects_ends_the_prefill_leg(two):
+@pytest.mark.parametrize(
+    ("waiting", "calls", "outcome"), [(0, [1, 0], "cancelled"), (1, [1, 1], "used")], ids=["prefill", "decode"]
+)
+async def test_a_client_that_disconnects_ends_the_leg(waiting, calls, outcome, two):
     whole = roles(two, PREFILL, DECODE)
-    two[0].script = hanging
+    two[waiting].script = hanging
     async with routed(whole) as harness:
-        await disconnected(harness, two[0])
-        found = await legs(harness)
+        async with harness.connect() as client:
+            await client.send(post(CHAT, prompt()))
+            call = await two[waiting].wait_calls(1)
+        await asyncio.wait_for(call.gone.wait(), 10)
+        await harness.at_rest()
+        assert await legs(harness) == {("replica-0", outcome, ""): 1}
 
-    assert two[1].calls == []
-    assert found == {("replica-0", "cancelled", ""): 1}
-
-
-async def test_a_client_that_disconnects_ends_the_decode_leg(two):
-    whole = roles(two, PREFILL, DECODE)
-    two[1].script = hanging
-    async with routed(whole) as harness:
-        await disconnected(harness, two[1])
-
-    assert len(two[0].calls) == 1
+    assert [len(replica.calls) for replica in two] == calls
 
 
 async def test_a_client_that_disconnects_while_the_leg_connects_leaves_nothing_behind(two):
