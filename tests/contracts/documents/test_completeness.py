@@ -10,6 +10,9 @@ from tests.contracts.documents.reading import DOCUMENTS, ROOT, sources
 
 ALL_TEXT = "\n".join(path.read_text() for path in DOCUMENTS)
 PACKAGES = ("controlplane", "routing", "telemetry")
+LONG_READMES = {"controlplane", "controlplane/api", "deploy", "telemetry", "telemetry/alerts", "telemetry/lab"}
+LONG_READMES |= {"routing", *(f"routing/{name}" for name in ("balancing", "kv_events", "picker", "proxy"))}
+LONG_READMES |= {"routing/replay", "routing/response_cache", "routing/sharing"}
 
 
 def variables() -> set[str]:
@@ -55,6 +58,13 @@ def test_every_management_command_is_documented(command):
 @pytest.mark.parametrize("package", [*PACKAGES, "routing/balancing", "routing/balancing/strategies", "routing/proxy"])
 def test_every_package_has_a_readme(package):
     assert (ROOT / package / "README.md").is_file()
+
+
+def test_package_readmes_are_short():
+    """At most 120 lines: what a package does and its contract. Reasons stand in docstrings, reference in docs/."""
+    readmes = [path for path in DOCUMENTS if path.name == "README.md" and path.parent != ROOT]
+    long = {str(path.parent.relative_to(ROOT)) for path in readmes if len(path.read_text().splitlines()) > 120}
+    assert long <= LONG_READMES, "shorten it; do not add it to the list"
 
 
 def test_every_dependency_has_a_comment_with_its_purpose():
