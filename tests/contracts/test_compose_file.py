@@ -116,7 +116,7 @@ def test_every_variable_is_a_setting(name: str) -> None:
 
 
 def test_the_documented_commands_create_every_secret_and_setting(tmp_path: Path) -> None:
-    documented = shown((ROOT / "deploy/README.md").read_text())
+    documented = shown((ROOT / "deploy/images/README.md").read_text())
     commands = [command for command in documented if "deploy/secrets" in command or "deploy/.env" in command]
     (tmp_path / "deploy").mkdir()
     subprocess.run(["sh", "-ec", "\n".join(commands)], cwd=tmp_path, check=True, timeout=60)

@@ -47,7 +47,7 @@ def _session(readme: str) -> list[str]:
 
 def _compose() -> list[str]:
     """Commands that create the secrets and settings of the Compose file."""
-    commands = shown((ROOT / "deploy/README.md").read_text())
+    commands = shown((ROOT / "deploy/images/README.md").read_text())
     return [command for command in commands if re.search(r"deploy/(secrets|\.env)", command)]
 
 
