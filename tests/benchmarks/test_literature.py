@@ -1,4 +1,4 @@
-"""Documents have the tables that ``python -m tests.benchmarks literature`` prints."""
+"""``docs/literature.md`` has the tables that ``python -m tests.benchmarks literature`` prints."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import pytest
 
 from tests.benchmarks import literature
 from tests.benchmarks.__main__ import main
-from tests.benchmarks.literature import DOCUMENTS, TABLES, rows_of
+from tests.benchmarks.literature import DOCUMENT, TABLES, rows_of
 from tests.pace import some
-
-LITERATURE, _ = DOCUMENTS
 
 # Rows that cost little; ``python -m tests.benchmarks literature --write`` computes all.
 CHECKED = [
@@ -27,7 +25,6 @@ CHECKED = [
 LONGER = [  # some seconds of CPU time each
     ("replay-chat", "`lowest_cost`"),
     ("tiers", "`round_robin`, with CPU and remote"),
-    ("replay-prefixes", "`round_robin`"),
     ("replay-difficult", "`nothing_shared`"),
     ("replay-routers", "`chat`"),
     ("replay-sharing", "`coding, session keys`"),
@@ -35,8 +32,8 @@ LONGER = [  # some seconds of CPU time each
 
 
 @cache
-def lines_of_documents() -> list[str]:
-    return [line for document in DOCUMENTS for line in document.read_text().splitlines()]
+def lines_of_document() -> list[str]:
+    return DOCUMENT.read_text().splitlines()
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -51,16 +48,16 @@ def test_the_document_has_every_row_of_a_table(name: str) -> None:
 @pytest.mark.generated
 @pytest.mark.parametrize(("name", "row"), [*CHECKED, *some(LONGER)])
 def test_a_row_of_the_document_is_what_the_command_prints(name: str, row: str) -> None:
-    assert TABLES[name].line(row) in lines_of_documents()
+    assert TABLES[name].line(row) in lines_of_document()
 
 
 def test_the_command_prints_tables_and_writes_them_into_the_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    document = LITERATURE.read_text()
+    document = DOCUMENT.read_text()
     outdated = tmp_path / "literature.md"
     outdated.write_text(document.replace("| fetch from cpu | 10.8 |", "| fetch from cpu | 99.9 |"))
-    monkeypatch.setattr(literature, "DOCUMENTS", (outdated,))
+    monkeypatch.setattr(literature, "DOCUMENT", outdated)
 
     assert main(["literature", "--write", "--only", "fetch-time", "break-even"]) == 0
 
@@ -70,8 +67,8 @@ def test_the_command_prints_tables_and_writes_them_into_the_document(
 
 
 def test_the_document_says_how_each_table_compares_with_the_literature() -> None:
-    sections = re.split(r"^## ", LITERATURE.read_text(), flags=re.MULTILINE)[1:]
+    sections = re.split(r"^## ", DOCUMENT.read_text(), flags=re.MULTILINE)[1:]
 
     for section in sections:
-        if "<!-- table" in section:
+        if re.search(r"<!-- table (?!replay-)", section):
             assert "**Agrees**" in section or "**Differs**" in section, section.splitlines()[0]

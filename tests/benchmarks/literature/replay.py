@@ -1,4 +1,4 @@
-"""The tables of ``routing/replay/README.md``: strategies, and what several routers lose, on seeded workloads.
+"""Tables of strategies, and of what several routers lose, on seeded workloads.
 
 Workloads, fleets and caches of the strategies are those of ``tests/benchmarks/quality.py``, which prints more columns.
 """
@@ -23,7 +23,6 @@ from tests.synthetic_traces import SMALL_BLOCK_TOKENS, sessions_of
 ROUTERS = (2, 4, 8)
 REPLICAS = 8
 CHAT = next(cell for cell in quality.chat_cells("chat") if cell.replicas == REPLICAS and cell.model.blocks == 4000)
-S1, S2 = quality.literature_cells()
 
 
 def figures(cell: Cell, settings: Settings | None) -> dict[str, Any]:
@@ -59,26 +58,6 @@ CHAT_TABLE = Table(
         **{f"`{settings.name}`": partial(_chat_row, settings) for settings in CHAT.strategies},
         "one cache of the same total size": partial(_chat_bound, CHAT.replicas * CHAT.model.blocks),
         "one cache without limit": partial(_chat_bound, None),
-    },
-)
-
-
-def _literature_row(name: str) -> list[str]:
-    cells = []
-    for cell in (S1, S2):
-        found = figures(cell, next((settings for settings in cell.strategies if settings.name == name), None))
-        hits = " / ".join(percent(found[key]) for key in ("token_hit_rate", "request_hit_rate"))
-        times = " / ".join(f"{1e3 * found['ttft_s'][key]:.1f}" for key in ("mean", "p50", "p99"))
-        cells.append(f"{hits}; {times}")
-    return cells
-
-
-LITERATURE_TABLE = Table(
-    "replay-prefixes",
-    ("", "S1: one prefix has 80 %, bursts", "S2: 1,600 prefixes, which fill all caches"),
-    {
-        "clairvoyant": partial(_literature_row, ""),
-        **{f"`{name}`": partial(_literature_row, name) for name in quality.LITERATURE},
     },
 )
 
@@ -183,4 +162,4 @@ SHARING_TABLE = _routers_table(
     (it for it in WORKLOADS if it.name in {"chat", "coding", "tides", "nothing_shared"}),
 )
 
-REPLAY_TABLES = (CHAT_TABLE, LITERATURE_TABLE, DIFFICULT_TABLE, ROUTERS_TABLE, SHARING_TABLE)
+REPLAY_TABLES = (CHAT_TABLE, DIFFICULT_TABLE, ROUTERS_TABLE, SHARING_TABLE)
