@@ -134,7 +134,7 @@ class RequestReader:
         self.in_message = False
         self.head = None
         self._pieces, self._long, self._encoded = [], None, None
-        self._count_unfinished()
+        self._is_too_much()
         self.ignores_input = self.is_rejected = True
 
     def _origin(self) -> str | None:
@@ -477,7 +477,7 @@ class ClientConnection(asyncio.Protocol):
             router.loop.call_soon(self._resume_after_large_read)
         if self._reader.ignores_input:
             return
-        if not self._unparsed and not router.turns.is_over():
+        if not self._unparsed and len(self._reader.queue) < MAX_QUEUED and not router.turns.is_over():
             self._read(data)
             return
         self._unparsed += data
@@ -534,6 +534,7 @@ class ClientConnection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         self._cancel()
+        self._close(CloseReason.CLIENT)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._is_closing = True
@@ -665,7 +666,7 @@ class ClientConnection(asyncio.Protocol):
         reader, is_running = self._reader, self._exchange is not None
         if not (self._is_behind or (is_running and reader.in_message)):
             self._pipelined_bytes = 0
-        has_much = bool(self._unparsed) or self._pipelined_bytes > MAX_PIPELINED_BYTES
+        has_much = len(self._unparsed) > MAX_UNPARSED_BYTES or self._pipelined_bytes > MAX_PIPELINED_BYTES
         is_ahead = has_much if is_running else self._is_behind
         if is_ahead is self._reading_paused:
             return
@@ -715,6 +716,8 @@ class ClientConnection(asyncio.Protocol):
             self._router.deadlines.arm(self, LINGER_S)
             self._router.write_buffer.flush()
             self.transport.write_eof()
+            self._reading_paused = False
+            self.transport.resume_reading()
         else:
             self._router.deadlines.arm(self, self._router.limits.write_stall_timeout_s)
             self._router.write_buffer.close(self.transport)

@@ -11,7 +11,7 @@ import pytest
 
 from routing.http.loop import BURST_BYTES, BURST_WRITES, WriteBuffer
 from routing.http.tls import TlsFiles
-from routing.proxy.client_connection import MAX_PIPELINED_BYTES
+from routing.proxy.client_connection import MAX_PIPELINED_BYTES, MAX_QUEUED
 from routing.schema import Limits
 from tests.fakes.certificates import Authority
 from tests.fakes.replica import Call, chunk, hanging, plain_answer, sse
@@ -49,6 +49,19 @@ async def test_a_client_that_disconnects_stops_its_replica_at_once(request_bytes
         await harness.at_rest()
         _, text = await harness.admin("GET", "/metrics")
         assert 'outcome="cancelled"} 1' in text
+
+
+async def test_a_client_that_disconnects_after_sending_more_is_noticed(replica):
+    replica.script = hanging
+    async with routed(config([replica])) as harness:
+        async with harness.connect() as client:
+            await client.send(post(CHAT))
+            call = await replica.wait_calls(1)
+            for _ in range(3):  # some clients end a body with an empty line
+                await client.send(b"\r\n")
+                await asyncio.sleep(0.05)
+        async with asyncio.timeout(1):
+            await call.gone.wait()
 
 
 async def test_pipelined_requests_are_answered_in_order(two):
@@ -189,6 +202,20 @@ async def test_a_client_that_reads_nothing_is_disconnected_at_its_deadline(repli
         await harness.at_rest()
 
 
+async def test_a_client_that_ends_its_side_and_reads_nothing_is_disconnected(replica):
+    async def script(call: Call) -> None:
+        await call.begin_stream(sse({"n": "x" * 40_000}))  # fewer bytes than pause the replica
+        await call.wait_gone()
+
+    replica.script = script
+    limits = Limits(write_stall_timeout_s=0.2)
+    async with routed(config([replica], limits=limits)) as harness, narrow(harness) as client:
+        client.writer.write(post(CHAT))
+        await harness.until(lambda: held_bytes(harness), "unread bytes")
+        client.writer.write_eof()
+        await harness.until(lambda: not harness.router.clients, "the client to be disconnected")
+
+
 async def test_a_client_that_is_full_before_the_response_pauses_its_replica(replica):
     """Pipelined requests: a response fills the client while the next request is in flight."""
     harness: Harness
@@ -227,6 +254,27 @@ async def test_a_client_that_sends_and_does_not_read_is_not_read(replica):
 
         client.writer.transport.resume_reading()
         assert (await client.read_all()).count(b"HTTP/1.1 ") == ASKED + 1
+
+
+async def test_few_pipelined_requests_are_parsed_ahead(replica):
+    """However small its reads are: a parsed request takes many times its bytes."""
+
+    async def script(call: Call) -> None:
+        await call.begin_stream()
+        while True:
+            await call.send(chunk(sse({"n": 1})))
+            await asyncio.sleep(0.001)
+
+    replica.script = script
+    request = get(b"/")
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        await client.send(post(CHAT))
+        await client.read_until(b"\n\n")
+        (connection,) = harness.router.clients
+        for _ in range(30):
+            await client.send(request * 20)
+            await asyncio.sleep(0.005)
+        assert 0 < len(connection._reader.queue) < MAX_QUEUED + 20
 
 
 class Wire(asyncio.Transport):

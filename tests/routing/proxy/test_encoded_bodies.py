@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import os
 import zlib
 
 import pytest
@@ -14,6 +15,7 @@ from routing.http import request as heads
 from routing.http.request import EncodedBody
 from routing.http.response import RejectedRequestError
 from routing.schema import Limits
+from tests.fakes.replica import Call, plain_answer
 from tests.pace import cpu_slowness
 from tests.routing.proxy.harness import (
     BODY,
@@ -244,6 +246,37 @@ async def test_bombs_hold_nobody_up_and_take_no_memory(coding, framing, bombs, r
         assert max(held) <= limits.max_unfinished_body_bytes + 8 * MIB
         assert sorted(took_s)[int(0.95 * len(took_s))] <= MAX_WAIT_S * cpu_slowness()
         assert replica.calls == []
+        await nothing_is_held(harness)
+
+
+async def test_a_client_whose_body_is_rejected_may_send_the_rest(replica):
+    """More than the kernel holds; decoding the beginning takes several turns, in which nothing is read."""
+    body = gzip.compress(bytes(16 * MIB)) + bytes(16 * MIB)
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        assert (await client.ask(post(CHAT, body, [header("gzip")]))).status == 400
+
+
+async def test_a_body_behind_one_that_waits_is_limited_too(replica):
+    """There was an endless recursion: after the rejection the bytes of the waiting one are still too many."""
+    may_end = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await may_end.wait()
+        await call.send(plain_answer(b"{}"))
+
+    replica.script = script
+    waiting = gzip.compress(chat_body(text=os.urandom(10_000).hex()))
+    limits = Limits(max_unfinished_body_bytes=MIB)
+    async with routed(config([replica], limits=limits)) as harness:
+        async with harness.connect() as first, harness.connect() as second:
+            await second.send(post(CHAT, bytes(MIB - 8000))[:-1])
+            await harness.until(lambda: harness.router.unfinished_body_bytes == MIB - 8001, "the other client's body")
+            await first.send(post(CHAT))
+            await replica.wait_calls(1)
+            await first.send(post(CHAT, waiting, [header("gzip")]) + post(CHAT, bytes(20_000))[:-1])
+            await harness.until(lambda: harness.router.unfinished_body_bytes > MIB, "the first client's bodies")
+            may_end.set()
+            assert [(await first.read_response()).status for _ in range(2)] == [200, 503]
         await nothing_is_held(harness)
 
 
