@@ -1,11 +1,10 @@
-"""A real Envoy with the README's configuration in front of a picker: the cases of the endpoint picker protocol."""
+"""A real Envoy with the documented configuration in front of a picker: the cases of the endpoint picker protocol."""
 
 from __future__ import annotations
 
 import copy
 import io
 import json
-import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +21,12 @@ from tests.fakes.replica import FakeReplica, Held, answering, fake_replicas, sse
 from tests.routing.picker.streams import ENDPOINT, picking
 from tests.routing.proxy.harness import BODY, CHAT, Harness, chat_body, config, samples
 
-README = Path(__file__).parents[3] / "routing" / "picker" / "README.md"
+DOCUMENTED = Path(__file__).parents[3] / "deploy" / "envoy" / "envoy.yaml"
 
 
 def documented(replicas: Sequence[FakeReplica], picker_port: int) -> dict[str, Any]:
-    """The configuration of the README, with the ports of the test."""
-    (block,) = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
-    config = yaml.safe_load(block)
+    """The documented configuration, with the ports of the test."""
+    config = yaml.safe_load(DOCUMENTED.read_text())
     resources = config["static_resources"]
     resources["listeners"][0]["address"] = address(0)
     set_endpoints(cluster(config, "replicas"), [replica.port for replica in replicas])
@@ -77,7 +75,7 @@ class Listener:
         self.filters.insert(0, {"name": "envoy.filters.http.set_metadata", "typed_config": config})
 
 
-# --- A real Envoy with the README's configuration in front of a picker: the cases of the endpoint picker protocol ---
+# --- A real Envoy with the documented configuration in front of a picker: the cases of the endpoint picker protocol ---
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -124,7 +122,7 @@ class Gateway:
 
 
 def configured(replicas: list[FakeReplica], picker_port: int) -> dict[str, Any]:
-    """The README's listener, and one for each other case."""
+    """The documented listener, and one for each other case."""
     whole = documented(replicas, picker_port)
     add_cluster(whole, "picker", "nobody", [1])
     by_metadata = add_cluster(whole, "replicas", "by_metadata", [replica.port for replica in replicas])
