@@ -10,7 +10,7 @@ from tests.contracts.documents.reading import DOCUMENTS, ROOT, sources
 
 ALL_TEXT = "\n".join(path.read_text() for path in DOCUMENTS)
 PACKAGES = ("controlplane", "routing", "telemetry")
-LONG_READMES = {"routing", "routing/proxy"}
+LONG_READMES = {"routing/proxy"}
 
 
 def variables() -> set[str]:

@@ -1,13 +1,14 @@
 """A README's file table lists exactly the modules of its folder.
 
-The table is under ``## The files``. It covers subfolders without a table of their own. ``<strategy>.py`` stands for
-all modules with a document of the same name.
+The table is under ``## The files``. It names subfolders with a table of their own, and of others each module or the
+folder. ``<strategy>.py`` stands for all modules with a document of the same name.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,23 +27,23 @@ def listed(readme: Path) -> list[str]:
     return [name for row in rows for name in NAME.findall(row)]
 
 
-def modules_of(folder: Path) -> list[str]:
-    """Modules of a folder and its subfolders, as a table should name them."""
-    names = []
+def modules_of(folder: Path, names: Sequence[str] = ()) -> list[str]:
+    """Modules of a folder and its subfolders, as a table that names these folders as a whole should name them."""
+    modules = []
     for path in folder.iterdir():
-        if path / "README.md" in MAPS:
-            names.append(f"{path.name}/")
+        if path / "README.md" in MAPS or f"{path.name}/" in names:
+            modules.append(f"{path.name}/")
         elif path.is_dir():
-            names += [f"{path.name}/{name}" for name in modules_of(path)]
+            modules += [f"{path.name}/{name}" for name in modules_of(path)]
         elif path.suffix == ".py" and path.name != "__init__.py":
-            names.append(path.name)
-    return names
+            modules.append(path.name)
+    return modules
 
 
 @pytest.mark.parametrize("readme", MAPS, ids=lambda path: str(path.parent.relative_to(ROOT)))
 def test_every_module_is_listed_once_and_every_listed_file_exists(readme: Path) -> None:
     folder, names = readme.parent, listed(readme)
-    modules = modules_of(folder)
+    modules = modules_of(folder, names)
     if "<strategy>.py" in names:
         modules = [name for name in modules if not (folder / name).with_suffix(".md").exists()]
 
