@@ -27,7 +27,6 @@ from routing.http.response import (
 )
 from routing.http.response_json import ParsedResponse, Usage
 from routing.http.usage import (
-    FINISHED,
     USAGE,
     Fingerprint,
     ResponseTail,
@@ -53,6 +52,8 @@ if TYPE_CHECKING:
 
 OK: Final = 200
 KEEP_ALIVE: Final = b": keep-alive\n\n"
+NOT_FINISHED: Final = b'"finish_reason":null'
+NO_END: Final = b"\0"  # of no event
 Frame = Callable[[bytes, bool], bytes]
 REPLICA_ERROR: Final = Outcome.REPLICA_ERROR  # attributes of an enum are slow to look up
 
@@ -125,6 +126,15 @@ def stream_head() -> ResponseHead:
     return head
 
 
+def plain_end(data: bytes) -> bytes:
+    """How an event ends, from its empty finish reason on. An event that ends the same has no usage, end or error.
+
+    ``NO_END`` for any other.
+    """
+    end = data[data.rfind(NOT_FINISHED) :]
+    return end if end.startswith(NOT_FINISHED) and end.endswith(b"\n\n\r\n") and USAGE not in end else NO_END
+
+
 class ResponseRelay:
     """The relay of one response."""
 
@@ -149,7 +159,7 @@ class ResponseRelay:
         self._parsed = parsed  # a JSON response that arrived in one read
         self._write_buffer, self._transport = client.write_buffer, client.transport
         self._may_continue = False
-        self._is_between_events = False  # the next event passes unchanged unless it has usage, an end or an error
+        self._plain_end = NO_END  # an event of text that ends so passes unchanged
         self._splice: Splice | None = None  # the rest comes from another replica
         self.cache_lines = b""  # header lines; empty: the task group has no response cache
 
@@ -215,17 +225,11 @@ class ResponseRelay:
         return self._pass_kept if self._may_continue else self._checked_sink()
 
     def _pass_kept(self, data: bytes, start: int) -> None:
-        """Without further calls for what nearly all reads are: one event, neither the last one nor an error."""
-        if start and self._is_between_events:
+        """Without further calls for what nearly all reads are: one event of text, which ends as the one before."""
+        if start and data.endswith(self._plain_end):
             kept = self._kept
             left = kept.left - len(data) - EVENT_BYTES
-            if (
-                left >= 0
-                and data.endswith(b"\n\n\r\n")
-                and data.rfind(FINISHED) < 0  # twice as fast as ``in``
-                and data.rfind(USAGE) < 0
-                and data.rfind(b'"error"') < 0
-            ):
+            if left >= 0:
                 kept.left = left
                 kept.chunks.append(data)
                 self._write_buffer.write(self._transport, data)
@@ -236,10 +240,8 @@ class ResponseRelay:
         """Relay bytes of a stream that may be continued. ``is_recorded``: all reads have to be checked."""
         self._checked_sink()(data, start)
         is_idle = self._filter is None or self._filter.is_idle
-        is_compact = b'"finish_reason": ' not in data  # as ``FINISHED``
-        self._is_between_events = (
-            is_idle and is_compact and not is_recorded and self._splice is None and self._frame is chunked
-        )
+        may_pass = start and is_idle and not is_recorded and self._splice is None and self._frame is chunked
+        self._plain_end = plain_end(data) if may_pass else NO_END
 
     def _checked_sink(self) -> BodySink:
         if self._splice is not None:
@@ -304,7 +306,7 @@ class ResponseRelay:
         """The rest comes from another replica: ``splice`` rewrites its events, and keeps them."""
         self._splice = splice
         self._tail = ResponseTail()
-        self._is_between_events = False
+        self._plain_end = NO_END
 
     def end_finished(self, *, is_done: bool = False) -> None:
         """End a stream whose text is complete, after the events that are held back. ``is_done``: [DONE] was sent."""

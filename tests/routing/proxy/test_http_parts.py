@@ -30,6 +30,7 @@ from routing.http.usage import (
     UsageFilter,
     prompt_and_cached,
 )
+from routing.proxy.response_relay import NO_END, plain_end
 from routing.proxy.router import address_of
 from tests.fakes.replica import answering, sse
 from tests.routing.proxy.harness import BODY, CHAT, config, post, routed
@@ -314,6 +315,23 @@ def test_the_last_chunk_keeps_the_fingerprint(sent, received, size):
     whole = b"".join(sent)
 
     assert passed([whole[at : at + size] for at in range(0, len(whole), size)] if size else sent) == received
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "is_plain"),
+    [
+        (b'{"choices":[{"index":0,"delta":{"content":"a"},', b'"finish_reason":null}]}\n\n', True),
+        (b'{"choices":[{"text":"a","logprobs":null,', b'"finish_reason":null,"stop_reason":null}]}\n\n', True),
+        (b'{"choices":[{"text":"a",', b'"finish_reason":null}],"usage":{"prompt_tokens":5}}\n\n', False),
+        (b'{"choices":[{"text":"a",', b'"finish_reason":"stop"}]}\n\n', False),
+        (b'{"choices":[{"text":"a",', b'"finish_reason":null}]}\n', False),
+        (b'{"error":{"message":"no"}}\n\n', b"", False),
+    ],
+)
+def test_an_event_of_text_may_pass_unchecked_after_one_that_ends_the_same(start, end, is_plain):
+    framed = chunked(b"data: " + start + end, False)
+
+    assert plain_end(framed) == (end + b"\r\n" if is_plain else NO_END)
 
 
 def test_a_chunk_with_a_finish_reason_passes_with_the_next_event():
