@@ -456,9 +456,9 @@ class ReplicaBlocks:
             else:
                 self._evict_last(use)
 
-    def _touch(self, use: Use, now_s: float) -> None:
-        """Make a use the latest one."""
-        use.used_s = max(now_s, next(reversed(self.uses)).used_s)
+    def _touch(self, use: Use, used_s: float) -> None:
+        """Make a use the latest one, not earlier than the one that is now: ``uses`` is in order of time."""
+        use.used_s = max(used_s, next(reversed(self.uses)).used_s)
         self.uses.move_to_end(use)
 
     def _oldest_evictable(self) -> Use:
@@ -594,7 +594,7 @@ class ReplicaBlockTables:
         return replicas
 
     def next_in_turn(self) -> ReplicaBlocks | None:
-        """The next replica in turn; None for a removed one. There must be a replica."""
+        """The replica whose blocks are to be evicted next, each in turn; None for a removed one. There must be one."""
         self._turn = turn = (self._turn + 1) % len(self._by_number)
         return self._by_number[turn]
 

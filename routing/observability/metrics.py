@@ -337,7 +337,7 @@ class Metrics:
         self._objectives[key] = self._objectives.get(key, 0) + 1
 
     def count_prefill(self, pool: str, replica: str, outcome: str, cause: str) -> None:
-        """Count a prefill leg, or a request that has none (``replica`` is "")."""
+        """Count a prefill leg, or one that was skipped (``replica`` is ""); ``outcome`` is a ``LegOutcome``."""
         key = (pool, replica, outcome, cause)
         self._prefills[key] = self._prefills.get(key, 0) + 1
 

@@ -225,6 +225,9 @@ def _write(body: ParsedBody, writer: _Writer) -> None:
         writer.write_messages(chat_messages(fields, writer.count_parts))
     elif body_type is ScoreBody:
         _write_pairs(fields, writer)
+    else:
+        for name in body.prompt_fields:
+            writer.write_prompts(getattr(body, name))
 
 
 def _write_response_request(fields: Any, writer: _Writer) -> None:

@@ -218,7 +218,7 @@ class WorkerQueue:
         """Drop what a worker that has exited did not read."""
         with suppress(BlockingIOError):
             while True:
-                self.receiving.recv(1)
+                self.receiving.recv(1)  # drops the rest of the datagram too
 
     def close(self) -> None:
         """Close both ends in this process."""

@@ -35,7 +35,7 @@ class ResponseStore:
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
 
     def add(self, response: StoredResponse) -> None:
-        """Store a response under its id."""
+        """Store a response under its id, and drop the oldest if there are too many."""
         self._responses[response.document["id"]] = response
         if len(self._responses) > MAX_STORED:
             self._responses.popitem(last=False)

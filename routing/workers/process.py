@@ -36,7 +36,7 @@ from routing.workers.sequence import DecisionSequence, RetainedDecisions
 
 START_S = 30.0  # timeout of a worker's start
 CALL_S = 10.0  # timeout of other calls
-FORGET_S = 2.0
+FORGET_S = 2.0  # timeout of removing entries from the memory of one worker
 PREPARE_S = 15.0  # a configuration of a thousand replicas takes a second
 END_S = 5.0  # timeout of an idle worker's end
 _CHUNK = 1000  # decisions read at a time
@@ -126,7 +126,10 @@ class WorkerProcess:
         return 0
 
     async def purge_store(self, purge: CachePurge) -> StorePurge | None:
-        """Make the worker remove entries of response caches from the store; None without a store."""
+        """Make the worker remove entries of response caches from the store; None without a store.
+
+        The worker stops after ``PURGE_S`` and says how far it came, for which ``FORGET_S`` more is left.
+        """
         purged = await self.channel.call("purge_store", msgspec.to_builtins(purge), timeout_s=PURGE_S + FORGET_S)
         return None if purged is None else StorePurge(*purged)
 

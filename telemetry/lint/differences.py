@@ -172,6 +172,8 @@ def _overlap_bytes(
 
     Only the beginning of a prompt is described. If that is equal, the rest is assumed to be equal too.
     """
+    # Two equal messages are needed, if there are two, because one may be equal by chance. The last message of a
+    # description that is cut cannot be compared.
     same = _equal_messages(messages, others)
     is_cut = longer.is_last_message_cut or shorter.is_last_message_cut
     needed = 2 if is_cut else min(2, len(messages))

@@ -44,8 +44,31 @@ OUTCOMES = {
     "cancelled": "cancelled_requests",
 }
 SPILLED = "spilled_requests"
-OVERFLOW_REASONS = frozenset({"spill", "elsewhere", "spread"})  # not the preferred replica, because of load
-NO_PREFERENCE_REASONS = frozenset({"", "round_robin", "random", "least_load", "less_of_two"})  # no preferred replica
+# Label and explanation of each placement reason (``Reason`` in ``routing/types.py``), by what it means for overflow.
+PREFERRED_REASONS = {
+    "affinity": (
+        "Preferred replica",
+        "The prefix belongs to this replica, and waiting there cost little more than elsewhere.",
+    ),
+    "no_key": ("No prefix", "The request has no prefix or session to place it by, so the least loaded was chosen."),
+    "hit": ("Cached prefix", "It was the preferred or cheapest replica, and had cached part of the prompt."),
+    "cold": ("Not cached", "No replica had cached enough of the prompt to matter."),
+}
+OVERFLOW_REASONS = {  # not the preferred replica, because of load
+    "spill": ("Overflow", "The request would have waited too long at the preferred replica."),
+    "elsewhere": ("Cheaper replica", "Another replica had cached more of the prompt, but its queue was longer."),
+    "spread": (
+        "Rebalanced",
+        "Another replica had cached more of the prompt, but had received more than its share of requests.",
+    ),
+}
+NO_PREFERENCE_REASONS = {  # of strategies without a preferred replica
+    "least_load": ("Least load", "It was the least loaded replica."),
+    "round_robin": ("Round robin", "It was the next replica in turn."),
+    "random": ("Random", "It was chosen at random."),
+    "less_of_two": ("Less loaded of two", "It was the less loaded of two replicas chosen at random."),
+}
+REASONS = PREFERRED_REASONS | OVERFLOW_REASONS | NO_PREFERENCE_REASONS
 REUSE_TTFT = "warmpath_router_reuse_ttft_seconds"
 HISTOGRAMS = {  # no route key has samples in two of one kind
     "warmpath_router_ttft_seconds": "ttft",
@@ -264,7 +287,7 @@ def _count(routes: dict[RouteKey, RouteSample], sample: Sample) -> None:
         outcome = OUTCOMES.get(sample.labels.get("outcome", ""))
         for name in ("requests", *([outcome] if outcome else [])):
             counters[name] = counters.get(name, 0.0) + checked_count(sample)
-        if (reason := sample.labels.get("reason", "")) not in NO_PREFERENCE_REASONS:
+        if (reason := sample.labels.get("reason")) and reason not in NO_PREFERENCE_REASONS:
             overflow = sample.value if reason in OVERFLOW_REASONS else 0.0
             counters[SPILLED] = counters.get(SPILLED, 0.0) + overflow
     elif (cache_counter := _cache_counter(sample)) is not None:

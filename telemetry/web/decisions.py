@@ -9,29 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from telemetry.metrics.router import REASONS
 from telemetry.metrics.windows import cacheable_tokens
 from telemetry.models import Decision
 
-REASONS = {  # label, explanation
-    "affinity": (
-        "Preferred replica",
-        "The prefix belongs to this replica, and waiting there cost little more than elsewhere.",
-    ),
-    "spill": ("Overflow", "The request would have waited too long at the preferred replica."),
-    "no_key": ("No prefix", "The request has no prefix or session to place it by, so the least loaded was chosen."),
-    "least_load": ("Least load", "It was the least loaded replica."),
-    "round_robin": ("Round robin", "It was the next replica in turn."),
-    "random": ("Random", "It was chosen at random."),
-    "less_of_two": ("Less loaded of two", "It was the less loaded of two replicas chosen at random."),
-    "hot": ("Hot prefix", "It is one of the replicas reserved for this frequent prefix."),
-    "hit": ("Cached prefix", "It was the preferred or cheapest replica, and had cached part of the prompt."),
-    "elsewhere": ("Cheaper replica", "Another replica had cached more of the prompt, but its queue was longer."),
-    "spread": (
-        "Rebalanced",
-        "Another replica had cached more of the prompt, but had received more than its share of requests.",
-    ),
-    "cold": ("Not cached", "No replica had cached enough of the prompt to matter."),
-}
 MATCHES = {
     "header": "named in the X-Task-Group header",
     "api_key": "matched by the client's key",

@@ -25,7 +25,7 @@ BUDGETS = {  # lines, in the order of the table
     "tests": 42_000,
     "modules": 360,  # files of the product without __init__.py and migrations
 }
-LIMITS = {"product": 71_040, "tests": 73_473, "modules": 460}
+LIMITS = {"product": 71_040, "tests": 73_485, "modules": 460}
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 _HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -47,7 +47,8 @@ def above_limits(sizes: Counter[str]) -> Iterator[str]:
         if sizes[part] > limit:
             yield (
                 f"{part}: {sizes[part]:,}, and the limit is {limit:,}. Remove or merge as much as you add: look for a "
-                "second place with the same idea, a setting without two right values, a helper with one caller."
+                "second place with the same idea, a setting without two right values, a helper with one caller. A new "
+                "capability raises LIMITS by what it needs, in its own commit."
             )
 
 

@@ -1,11 +1,10 @@
-"""Telemetry knows every reason that the router records."""
+"""Telemetry knows every reason and every kind of match that the router records."""
 
-from routing.types import Reason
-from telemetry.metrics.router import NO_PREFERENCE_REASONS, OVERFLOW_REASONS
+from routing.types import MatchedBy, Reason
+from telemetry.metrics.router import REASONS
+from telemetry.web.decisions import MATCHES
 
-PREFERRED = {"affinity", "hit", "cold", "no_key"}
 
-
-def test_every_reason_is_overflow_preferred_or_without_preference():
-    assert {str(reason) for reason in Reason} == PREFERRED | OVERFLOW_REASONS | (NO_PREFERENCE_REASONS - {""})
-    assert not OVERFLOW_REASONS & NO_PREFERENCE_REASONS
+def test_every_reason_has_its_texts_and_its_meaning_for_overflow():
+    assert set(REASONS) == set(map(str, Reason)), "a row of a table in telemetry/metrics/router.py"
+    assert set(MATCHES) == set(map(str, MatchedBy)), "a row of MATCHES in telemetry/web/decisions.py"

@@ -253,6 +253,8 @@ def _in_one_snapshot(
 ) -> None:
     """Run steps in one transaction and one snapshot; if that fails, each by itself.
 
+    ``run_together`` runs all of them where one transaction needs more than their sequence; None: the sequence.
+
     All rows are locked first: steps write the audit log and snapshots, whose locks come after row locks.
     """
     if not steps:

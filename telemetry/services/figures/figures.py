@@ -8,7 +8,7 @@ engines do not know task groups. The step of a window must be one for which data
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -18,7 +18,7 @@ from telemetry.metrics.rates import accounted_ratio, hit_rate_ratio, ratio, sum_
 from telemetry.metrics.windows import PointState, Series, Window
 from telemetry.services.figures import engine, groups, series
 from telemetry.services.figures.overview import Kind, Subject, share_of_responses, timed_note
-from telemetry.services.figures.series import NO_VALUE, Point, hit_rate_of, line_of
+from telemetry.services.figures.series import NO_VALUE, Point, hit_rate_of, line_of, point_of
 from telemetry.storage import sums
 from telemetry.storage.dimension_sums import (
     KeyedSums,
@@ -135,7 +135,7 @@ def hit_rate_by_replica(subject: Subject, window: Window) -> list[Series]:
     ]
 
 
-def hit_rate_by_engine(subject: Subject, window: Window) -> list[Series]:
+def hit_rate_by_rank(subject: Subject, window: Window) -> list[Series]:
     """A line per data-parallel rank of a replica."""
     points: dict[str, dict[datetime, Point]] = defaultdict(dict)
     for replica in subject.replicas():
@@ -242,16 +242,12 @@ def share_within(subject: Subject, window: Window, objective_s: float) -> list[S
     """
     clock, merged = groups.ttft(subject, window)
     edge = groups.edge_up_to(objective_s, merged.values())
-    points = {start: _point_within(part, edge) for start, part in merged.items()}
+    shares = {at: share_at_most(part.buckets, edge) if edge is not None else None for at, part in merged.items()}
+    points = {at: point_of(share) for at, share in shares.items()}
     line = line_of(f"within {objective_s:g} s ({clock})", window, points)
     notes = [f"Requests within {edge:.3g} s, the nearest histogram bucket, are counted."] if edge is not None else []
     note = " ".join(filter(None, [*notes, _coverage_note(subject, window, clock, merged)]))
     return [Series(line.label, line.points, line.states, line.band, note)]
-
-
-def _point_within(part: Merged, edge: float | None) -> Point:
-    value = share_at_most(part.buckets, edge) if edge is not None else None
-    return value, PointState.OK if value is not None else PointState.UNKNOWN
 
 
 # --- load -------------------------------------------------------------------------------------------------
@@ -264,13 +260,11 @@ def gauge(subject: Subject, window: Window, name: str) -> list[Series]:
     points: dict[str, dict[datetime, Point]] = defaultdict(dict)
     failed: dict[datetime, Point] = {}
     for (model, rank), start, value, stale in engine_gauges(subject.replica.pk, window, series.GAUGES[name]):
+        # A row without model and rank is a failed scrape, of all ranks.
         if stale and not (model or rank):
             failed[start] = (None, PointState.STALE)
         else:
-            points[rank_name(model, rank)][start] = (
-                value,
-                PointState.OK if value is not None else PointState.UNKNOWN,
-            )
+            points[rank_name(model, rank)][start] = point_of(value)
     return [line_of(label, window, failed | of_rank) for label, of_rank in sorted(points.items())]
 
 
@@ -278,9 +272,7 @@ def preemptions(subject: Subject, window: Window) -> list[Series]:
     """Preemptions per second, a line per replica."""
     points: dict[int, dict[datetime, Point]] = defaultdict(dict)
     for row in sums.engine_sums(subject.ids(), window):
-        value = ratio(row.preemptions, row.covered_s)
-        absent = PointState.STALE if row.stale else PointState.UNKNOWN
-        points[row.replica_id][row.start] = (value, PointState.OK if value is not None else absent)
+        points[row.replica_id][row.start] = point_of(ratio(row.preemptions, row.covered_s), stale=row.stale)
     return [line_of(replica.name, window, points[replica.pk]) for replica in subject.replicas()]
 
 
@@ -327,16 +319,12 @@ def _share_of(rows: list[KeyedSums] | None, requests: int | None) -> Point:
 # --- rows -------------------------------------------------------------------------------------------------
 
 
-def _by_start(rows: Iterable[KeyedSums]) -> Steps:
-    by_start: Steps = defaultdict(list)
-    for row in rows:
-        by_start[row.start].append(row)
-    return by_start
-
-
 def _router_rows_by_start(subject: Subject, window: Window, *names: str) -> Steps:
     replica = subject.replica.name if subject.replica is not None else None
-    return _by_start(route_sums(subject.pool_names(), window, names, group=subject.group, replica=replica))
+    by_start: Steps = defaultdict(list)
+    for row in route_sums(subject.pool_names(), window, names, group=subject.group, replica=replica):
+        by_start[row.start].append(row)
+    return by_start
 
 
 def _router_rows_by_replica(subject: Subject, window: Window, *names: str) -> dict[str, Steps]:
@@ -354,7 +342,7 @@ def _coverage_by_start(window: Window) -> dict[datetime, sums.Coverage]:
 
 ALL = frozenset(Kind)
 ENGINES = ALL - {Kind.GROUP}  # engines do not know task groups
-GROUPS = ALL - {Kind.REPLICA}
+NOT_REPLICA = ALL - {Kind.REPLICA}  # of which a line per replica, or a share of its requests, says nothing
 NO_FIRST_TOKEN = "no streamed response"  # noqa: S105 - no secret
 NO_SAMPLES = "no sampled KV block was reported; vLLM samples them with --kv-cache-metrics"
 
@@ -369,7 +357,7 @@ class Figure:
     query: Callable[[Subject, Window], list[Series]]
     kinds: frozenset[Kind] = ALL  # of subjects
     stacked: bool = False
-    per: str = ""  # what a count is divided by: "second"
+    per: str = ""  # the time that a count is divided by: "second", "minute" or "hour"; "": not a rate
     empty: str = ""  # why there may be no data although scrapes succeed; "": by the states of the lines
 
     @property
@@ -389,17 +377,19 @@ def _within(objective_s: float) -> Figure:
 
 # The first ``by`` of a metric is its default.
 _FIGURES = (
-    Figure("hit_rate", "replica", "ratio", hit_rate_by_replica, GROUPS),
-    Figure("hit_rate", "group", "ratio", series.hit_rate_by_group, GROUPS - {Kind.GROUP}),
+    Figure("hit_rate", "replica", "ratio", hit_rate_by_replica, NOT_REPLICA),
+    Figure("hit_rate", "group", "ratio", series.hit_rate_by_group, NOT_REPLICA - {Kind.GROUP}),
     Figure("hit_rate", "pool", "ratio", series.hit_rate_by_pool, frozenset({Kind.FLEET})),
     Figure("hit_rate", "tier", "ratio", tiers, ENGINES, stacked=True),
     Figure("hit_rate", "whole", "ratio", hit_rate),
-    Figure("hit_rate", "rank", "ratio", hit_rate_by_engine, frozenset({Kind.REPLICA})),
+    Figure("hit_rate", "rank", "ratio", hit_rate_by_rank, frozenset({Kind.REPLICA})),
     Figure("reachable", "pool", "ratio", partial(series.reachable_by, by="pool"), frozenset({Kind.FLEET})),
     Figure("reachable", "group", "ratio", partial(series.reachable_by, by="group"), frozenset({Kind.FLEET})),
     Figure("local_hit_rate", "replica", "ratio", partial(series.hit_rate_by_replica, local=True), ENGINES),
     Figure("ttft", "quantile", "seconds", ttft_by_router, empty=NO_FIRST_TOKEN),
-    Figure("ttft", "reuse", "seconds", ttft_by_reuse, GROUPS, empty="no streamed response reported its cached tokens"),
+    Figure(
+        "ttft", "reuse", "seconds", ttft_by_reuse, NOT_REPLICA, empty="no streamed response reported its cached tokens"
+    ),
     Figure("engine_ttft", "quantile", "seconds", ttft_by_engine, ENGINES),
     Figure(
         "engine_ttft",
@@ -430,7 +420,7 @@ _FIGURES = (
     ),
     Figure("preemptions", "replica", "count", preemptions, ENGINES, per="second"),
     Figure("outcomes", "outcome", "count", outcomes, per="second"),
-    Figure("request_share", "replica", "ratio", requests_by_replica, GROUPS),
+    Figure("request_share", "replica", "ratio", requests_by_replica, NOT_REPLICA),
     Figure(
         "prompt_share",
         "source",

@@ -98,7 +98,7 @@ def share_within(subject: Subject, window: Window, objective_s: float) -> ShareW
     return ShareWithin(share_at_most(total_histogram.buckets, edge), edge, source)
 
 
-COUNTED = (
+REPLICA_COUNTERS = (  # that ``ReplicaShare`` is computed from
     "requests",
     "ok_requests",
     "usage_reported",
@@ -135,7 +135,7 @@ def has_requests(subject: Subject, window: Window) -> bool:
 
 def replica_shares(subject: Subject, window: Window) -> list[ReplicaShare]:
     """Requests of a task group by replica, largest share first. One query."""
-    rows = route_sums(subject.pool_names(), window, COUNTED, by=("replica",), group=subject.group, whole=True)
+    rows = route_sums(subject.pool_names(), window, REPLICA_COUNTERS, by=("replica",), group=subject.group, whole=True)
     requests = total(rows, "requests")
     shares = [
         ReplicaShare(
@@ -154,7 +154,7 @@ def replica_shares(subject: Subject, window: Window) -> list[ReplicaShare]:
 
 
 def active_revisions(group: TaskGroup | None, pool_id: int) -> list[PolicyRevision]:
-    """The active revision of a group's own policy, else of its pool's, and its canary if any. One query."""
+    """The active revision of a group's own policy, else of its pool's; a canary is before it. One query."""
     rows = PolicyRevision.objects.filter(
         policy__pool=pool_id, state__in=(RevisionState.LIVE, RevisionState.CANARY)
     ).select_related("policy")
@@ -189,6 +189,7 @@ def policy_periods(pool: Pool, group: str | None, window: Window) -> list[Period
     ).order_by("-at")
     periods: list[Period] = []
     end, earlier = window.end, f"{revision.strategy} r{revision.number}"
+    # Without an event in time, the first one after the window says which strategy it replaced.
     for event in list(events.filter(at__lt=window.end)[:MAX_PERIODS]) or events.reverse()[:1]:
         start = min(max(event.at, window.start), window.end)
         periods.append((start, end, f"{event.detail['after']['strategy']} r{event.detail['revision']}"))

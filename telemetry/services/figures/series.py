@@ -30,6 +30,11 @@ Point = tuple[float | None, PointState]
 NO_VALUE: Point = (None, PointState.UNKNOWN)
 
 
+def point_of(value: float | None, *, stale: bool = False) -> Point:
+    """A value with its state; ``stale``: scrapes fail, which is why there may be none."""
+    return value, PointState.OK if value is not None else PointState.STALE if stale else PointState.UNKNOWN
+
+
 def hit_rate_by_replica(subject: Subject, window: Window, *, local: bool = False) -> list[Series]:
     """Hit rate (0 to 1) of each replica by its engines' counters; ``local``: without tokens from connectors."""
     replicas = subject.replicas()
@@ -132,10 +137,7 @@ def utilization_by_replica(subject: Subject, window: Window, gauge: str) -> list
     """Means over each step of ``kv_usage`` (0 to 1), ``running`` or ``waiting`` (requests)."""
     replicas = subject.replicas()
     rows = sums.mean_gauge([replica.pk for replica in replicas], window, GAUGES[gauge])
-    points = (
-        (pk, step, value, PointState.OK if value is not None else PointState.STALE if stale else PointState.UNKNOWN)
-        for pk, step, value, stale in rows
-    )
+    points = ((pk, step, *point_of(value, stale=stale)) for pk, step, value, stale in rows)
     return _lines_by_key({replica.pk: replica.name for replica in replicas}, window, points)
 
 

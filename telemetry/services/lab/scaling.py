@@ -28,7 +28,7 @@ from telemetry.services.figures.overview import SILENT_INTERVALS, Fleet, Pools, 
 from telemetry.services.lab.sizing import newest_sweep
 from telemetry.storage.sums import Gauges, Hits, hit_sums_by_set, mean_gauge
 
-PEAK_S, STEP_S = 3600.0, 60.0
+PEAK_S, STEP_S = 3600.0, 60.0  # time that peaks are looked for in, and the steps of which the busiest counts
 MAX_CURVE_AGE = timedelta(hours=1)  # curves are computed every ten minutes
 MAX_SWEEP_AGE = timedelta(days=7)  # of traffic that still resembles the present
 
@@ -39,7 +39,7 @@ class PoolScaling:
 
     pool: str
     replicas: Annotated[int, Meta(description="active ones that were scraped lately")]
-    saturation_ratio: Annotated[float | None, Meta(description="0 to 1: the higher of the next two")]
+    saturation_ratio: Annotated[float | None, Meta(description="0 to 1: the higher of prefill and KV usage")]
     prefill_ratio: Annotated[float | None, Meta(description="offered work / prefill rate, of all routers")]
     kv_usage_ratio: Annotated[float | None, Meta(description="mean over the replicas")]
     waiting_work_s: Annotated[float | None, Meta(description="time that the waiting tokens need")]
@@ -148,10 +148,7 @@ def _router_states(now: datetime) -> dict[str, dict[str, dict[str, float]] | Non
         "name", "scrape_state__ok_at", "scrape_state__pool_loads", named=True
     )
     newest = now - timedelta(seconds=SILENT_INTERVALS * settings.SCRAPE_INTERVAL_S + 1)
-    states: dict[str, dict[str, dict[str, float]] | None] = {}
-    for name, ok_at, loads in rows:
-        states[name] = loads if ok_at is not None and ok_at >= newest else None
-    return states
+    return {name: loads if ok_at is not None and ok_at >= newest else None for name, ok_at, loads in rows}
 
 
 def _summed(routers: Mapping[str, dict[str, dict[str, float]] | None], pool: str) -> _RouterSums:
@@ -190,7 +187,10 @@ def _demand(
     hits: Sequence[Hits],
     usage: Mapping[int, Sequence[tuple[int, float]]],
 ) -> Demand:
-    """The peaks of the last hour and of the present. The engines count what they admit, of all clients."""
+    """The peaks of the last hour and of the present.
+
+    Of the past only the engines' counters are stored. They include requests of clients that bypass the routers.
+    """
     ratios = [routed.prefill_ratio]
     if routed.tokens_per_s:
         ratios += [row / (STEP_S * routed.tokens_per_s) for row in map(_computed, hits) if row is not None]

@@ -22,13 +22,16 @@ from controlplane.web.navigation import may_open
 PAGE = 50
 COLUMNS = ("at", "kind", "pool", "replica", "router", "actor", "summary")  # of the CSV
 FILTERS = ("pool", "replica", "router", "actor", "after", "before")  # besides ``kind``; as over REST
-TOPICS = {  # prefixes of kinds
+TOPICS = {  # prefixes of kinds; each kind is of one topic besides "All"
     "All": (),
-    "Policies": ("policy_", "rollout_"),
-    "Fleet": ("pool_", "replica_", "group_", "source_"),
+    "Policies": ("policy_", "draft_", "prediction_", "rollout_"),
+    "Fleet": ("pool_", "replica", "group_", "source_", "fleet_", "response_cache_", "traffic_mix_"),
     "Routers": ("router_", "config_"),
-    "Alerts": ("alert_", "rule_", "channel_", "silence_"),
-    "Access": ("user_", "role_", "token_", "project_", "key_", "secret_", "link_"),
+    "Alerts": ("alert_", "rule_", "channel_", "silence_", "metrics_server_"),
+    "Access": (
+        *("user_", "role_", "sign_in_", "second_factor_", "token_", "client_key_", "secrets_"),
+        *("project_", "link_", "audit_"),
+    ),
 }
 
 
@@ -80,7 +83,7 @@ def _events(request: HttpRequest) -> QuerySet[Event]:
 def _topics(params: QueryDict, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Each topic as a link that keeps the other filters."""
     for name, prefixes in TOPICS.items():
-        selected = [str(kind) for kind in EventKind.values if prefixes and kind.startswith(prefixes)]
+        selected = [str(kind) for kind in EventKind.values if kind.startswith(prefixes)]
         query = params.copy()
         query.pop("cursor", None)
         query.setlist("kind", selected)

@@ -20,7 +20,9 @@ every_strategy = pytest.mark.parametrize("settings", get_args(Settings), ids=lam
 
 
 def documentation(settings: type[Settings]) -> str:
-    return (FOLDER / f"{settings.name}.md").read_text()
+    path = FOLDER / f"{settings.name}.md"
+    assert path.exists(), f"{path.relative_to(ROOT)}, with the sections {SECTIONS}"
+    return path.read_text()
 
 
 def rows(text: str) -> dict[str, list[str]]:
@@ -50,7 +52,8 @@ def leaves(kind: type) -> set[type]:
 
 
 def test_every_settings_type_has_its_strategy() -> None:
-    assert set(STRATEGIES) == set(get_args(Settings)) == leaves(PolicySettings)
+    assert set(get_args(Settings)) == leaves(PolicySettings), "a member of Settings in routing/schema/strategies.py"
+    assert set(STRATEGIES) == set(get_args(Settings)), "a row of STRATEGIES in routing/balancing/strategies/registry.py"
 
 
 def test_no_other_part_names_a_strategy() -> None:
@@ -67,7 +70,7 @@ def test_no_other_part_names_a_strategy() -> None:
 @every_strategy
 def test_every_strategy_has_its_document(settings: type[Settings]) -> None:
     assert re.findall(r"^## (.+)$", documentation(settings), re.MULTILINE) == SECTIONS
-    assert f"]({settings.name}.md)" in (FOLDER / "README.md").read_text()
+    assert f"]({settings.name}.md)" in (FOLDER / "README.md").read_text(), "a row of the table in the folder's README"
 
 
 @every_strategy

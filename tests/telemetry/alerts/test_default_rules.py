@@ -105,7 +105,7 @@ def fleet(pool):
 def test_a_new_pool_has_valid_default_rules(pool):
     made = list(AlertRule.objects.filter(pool=pool, enabled=True))
     assert {rule.name for rule in made} == {one.name for one in default_rules(5.0)}
-    assert {rule.kind for rule in made} == set(RuleKind) - NOT_BY_DEFAULT
+    assert {rule.kind for rule in made} == set(RuleKind) - NOT_BY_DEFAULT, "a default rule, or a row of NOT_BY_DEFAULT"
     for rule in made:
         KINDS[rule.kind].read(rule.settings)
 

@@ -14,6 +14,7 @@ from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from controlplane.services.routers import LOST_AFTER_S, announce, mark_lost_routers
+from telemetry.web.views.events import TOPICS
 from tests.controlplane.rollouts import publish_stages
 from tests.fleet_history import drop_alert
 
@@ -134,6 +135,12 @@ def test_topics_are_links_that_keep_the_other_filters(visitor, busy):
     assert "Replica gpu-1" in narrowed
     assert "is active" not in narrowed
     assert 'aria-current="true">Fleet</a>' in narrowed
+
+
+def test_each_kind_of_event_is_of_one_topic():
+    for kind in EventKind:
+        topics = [name for name, prefixes in TOPICS.items() if kind.startswith(prefixes)]
+        assert len(topics) == 1, f"{kind}: TOPICS in telemetry/web/views/events.py"
 
 
 def test_an_empty_list_says_the_next_step(visitor):

@@ -159,7 +159,7 @@ def test_a_replica_has_a_line_a_rank(pool, replicas):
     for rank, hits in (("0", 20), ("1", 80)):
         engine_reading(replicas[0], START + timedelta(seconds=5), engine=rank, queries=100, hits=hits)
 
-    found = values(figures.hit_rate_by_engine(Subject.of_replica(replicas[0]), WINDOW))
+    found = values(figures.hit_rate_by_rank(Subject.of_replica(replicas[0]), WINDOW))
 
     assert found == {"rank 0 (tiny)": [0.2, None], "rank 1 (tiny)": [0.8, None]}
 
