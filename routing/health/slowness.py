@@ -99,7 +99,7 @@ class Observation(NamedTuple):
 
 
 def observe_streams(
-    lates_s: Sequence[float],
+    lateness_s: Sequence[float],
     silences_s: Sequence[float],
     prefill_s: float = 0.0,
     *,
@@ -112,7 +112,7 @@ def observe_streams(
     under ``RECENT_S``, with no stream in progress, responses start and end between two observations.
     """
     min_streams = 1 if is_probed else MIN_STREAMS
-    late_s = sorted(lates_s, reverse=True)[min_streams - 1] if len(lates_s) >= min_streams else 0.0
+    late_s = sorted(lateness_s, reverse=True)[min_streams - 1] if len(lateness_s) >= min_streams else 0.0
     peer_pace_s = median(silences_s) if silences_s else 0.0 if ended_s < RECENT_S else None
     pace_s = peer_pace_s if len(silences_s) >= min_streams else None
     return Observation(max(0.0, late_s), pace_s, peer_pace_s, prefill_s, is_probed)

@@ -223,14 +223,14 @@ class StallDetector:
         if not any(load.running for load in loads):
             return observe_streams((), (), ended_s=ended_s, is_probed=is_probed)
         rate = _rate(loads)
-        lates_s = [
+        lateness_s = [
             now - upstream.sent_at - prefill_allowance_s(listener.queued_tokens, rate)
             for upstream in connections.waiting(since)
             if now - upstream.sent_at > stall_s / 4 and (listener := upstream.waiting_listener) and listener.is_stream()
         ]
         prefill_s = prefill_allowance_s(max(load.waiting_tokens for load in loads), rate)
         silences_s = connections.silences(now, since)
-        return observe_streams(lates_s, silences_s, prefill_s, ended_s=ended_s, is_probed=is_probed)
+        return observe_streams(lateness_s, silences_s, prefill_s, ended_s=ended_s, is_probed=is_probed)
 
     def _eject(self, connections: ConnectionPool, reason: str, cause: Cause, silent_since: float) -> None:
         if self._balancer.breakers.record_stall(ReplicaId(connections.name), reason, cause):

@@ -41,7 +41,7 @@ NO_PROMPT: Final = CanonicalPrompt(b"", 0, 0, [])  # placed by load: replicas ha
 
 
 class Fleet(Protocol):
-    """The replicas of the active configuration."""
+    """The part of ``ActiveFleet`` in ``health/checks.py`` that is used here; import contracts forbid its module."""
 
     config: RouterConfig
     placement: Placement
@@ -49,7 +49,7 @@ class Fleet(Protocol):
 
 
 class Balancer(Protocol):
-    """What a router places requests with."""
+    """The part of the class in ``health/checks.py`` that is used here."""
 
     health: HealthRegistry
 

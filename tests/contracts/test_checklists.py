@@ -1,7 +1,8 @@
 """CONTRIBUTING.md's checklists: they are short and name files that exist, and no step was forgotten.
 
-Where the package of an addition has tests of its own, those name what is missing: ``tests/telemetry/alerts`` for a kind
-of alert, ``tests/telemetry/channels`` for a channel, ``documents/test_strategies.py`` for a strategy, and
+Where the package of an addition has tests of its own, those name what is missing: ``tests/telemetry/alerts`` and
+``tests/telemetry/web/test_status_strip.py`` for a kind of alert, ``tests/telemetry/channels`` for a channel,
+``tests/routing/proxy/test_pool_requests.py`` for a path, ``documents/test_strategies.py`` for a strategy, and
 ``tests/controlplane/access/test_rules.py`` for the roles of a REST resource.
 """
 

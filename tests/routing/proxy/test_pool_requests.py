@@ -202,7 +202,7 @@ def test_a_key_that_can_name_no_session_is_rejected(keys, reason):
 def test_every_path_is_documented_and_a_prompt_is_read_where_there_is_one(path):
     readme = Path(routing.__file__).with_name("README.md").read_text("utf-8")
     table = readme.partition("## Paths of the data port")[2].partition("###")[0]
-    assert f"`{path}`" in table.replace("POST ", "")
+    assert f"`{path}`" in table.replace("POST ", ""), "a row of the table of paths in routing/README.md"
 
     if not path.endpoint.is_form:
         texts = dict.fromkeys(("prompt", "input", "query"), "Why?")
