@@ -6,13 +6,13 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from routing import schema
 from routing.balancing.replicas import GroupReplicas
 from routing.balancing.strategies.affinity_groups import AffinityGroups
 from routing.balancing.strategies.baselines import LeastLoad, PowerOfTwo, Random, RoundRobin
 from routing.balancing.strategies.cached_prefix import LowestCost
 from routing.balancing.strategies.homes import CacheAware, PrefixHashStrategy, SessionAffinity, Tiered
 from routing.balancing.strategies.strategy import Strategy
+from routing.schema import strategies as schema
 
 STRATEGIES: dict[type[schema.PolicySettings], Callable[[Any, GroupReplicas, int], Strategy]] = {
     schema.AffinityGroupsSettings: lambda settings, replicas, _: AffinityGroups(replicas, settings),
