@@ -220,11 +220,12 @@ class CacheLookup:
         self._body.append(data)
         self._body_bytes += len(data)
         if self._body_bytes > self.settings.max_entry_bytes:
-            self._body = None
+            self.stop_recording()
 
     def stop_recording(self) -> None:
-        """Do not store the response."""
+        """Do not store the response: the followers need not wait for its end."""
         self._body = None
+        self._end_flight(None)
 
     def complete(self, *, is_stream: bool) -> None:
         """The response is complete: store it if it may be stored, and respond to the followers with it."""

@@ -350,6 +350,19 @@ async def test_after_a_leader_that_fails_all_followers_are_sent_at_once(replica)
     assert [response.status for response in received] == [500] * 8
 
 
+async def test_followers_do_not_wait_for_the_end_of_a_response_that_is_too_long_to_store(replica):
+    async def send_most(call: Any) -> None:
+        await call.send(plain_answer(completion("stop", content="y" * 2000))[:-1])
+        await call.wait_gone()
+
+    replica.script = send_most
+    async with routed(cached(replica.url, ResponseCache(max_entry_bytes=1024))) as harness:
+        leader, follower = [asyncio.create_task(send(harness, GREEDY)) for _ in range(2)]
+        await replica.wait_calls(2)
+        for task in (leader, follower):
+            task.cancel()
+
+
 async def test_a_follower_waits_no_longer_than_for_a_replica(replica):
     whole = plain_answer(completion("stop"))
 
