@@ -685,7 +685,8 @@ class ClientConnection(asyncio.Protocol):
         """Set the deadline for what the client has to do next."""
         limits, deadlines, reader = self._router.limits, self._router.deadlines, self._reader
         has_pending_response = self._exchange is not None or bool(reader.queue)
-        if self._reading_paused:
+        if self._reading_paused or self._unparsed:
+            reader.restart_pace()
             self.deadline = NEVER
         elif (head := reader.head) is not None:
             deadlines.arm(self, reader.body_wait_s(head, deadlines.time()))

@@ -362,6 +362,29 @@ async def test_a_body_below_the_minimum_rate_is_rejected(framing, replica):
     assert replica.calls == []
 
 
+async def test_a_body_that_waits_for_an_earlier_response_is_not_too_slow(replica):
+    limits = Limits(body_idle_timeout_s=0.5, body_grace_s=0.5)
+
+    async def slow(call: Call) -> None:
+        if len(replica.calls) == 1:
+            await asyncio.sleep(1.0)
+        await call.begin_stream(sse({"n": 1}))
+        await asyncio.sleep(0.05)
+        await call.end_stream()
+
+    replica.script = slow
+    async with routed(config([replica], limits=limits)) as harness, harness.connect() as client:
+        later = post(CHAT)
+        await client.send(post(CHAT))
+        await replica.wait_calls(1)
+        for piece in (later[:-30], later[-30:-20], later[-20:-10]):
+            await client.send(piece)
+            await asyncio.sleep(0.05)
+        assert (await client.read_response()).status == 200
+        await asyncio.sleep(0.1)
+        assert (await client.ask(later[-10:])).status == 200
+
+
 async def test_a_body_above_the_minimum_rate_is_received(replica):
     """2,000 bytes in a second after a grace of 0.1 s; then a pause that the rate allows."""
     limits = Limits(body_idle_timeout_s=5.0, body_grace_s=0.1)
