@@ -1,4 +1,4 @@
-"""TTFT histograms of a subject by either clock, the share within an objective, and figures of a task group.
+"""TTFT histograms of a subject by either clock, figures of a task group, and the revisions that place its requests.
 
 Routers measure TTFT of streamed responses only, whose first byte is the first token; for others they measure the
 latency of the whole response. A TTFT of routers therefore comes with the share of responses that it covers. Engines
@@ -170,7 +170,7 @@ def policies_in_use(pools: Sequence[Pool]) -> list[PolicyRevision]:
     return list(live.select_related("policy__pool", "author").order_by(*order))
 
 
-MAX_PERIODS = 50
+MAX_PERIODS = 50  # the newest ones
 Period = tuple[datetime, datetime, str]
 
 
