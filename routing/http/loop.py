@@ -225,8 +225,8 @@ class Turns:
     """Shares the event loop between clients: what is left of a client's work waits for its next turn.
 
     One read may bring thousands of requests, or a body that takes milliseconds. After ``TURN_S`` of an iteration, all
-    clients wait for the next one: those with small reads first, and within both kinds first come, first served. So a
-    client with little to do waits for about one iteration, however much the others send.
+    clients wait for the next one: those with small reads first, then one of the others at least, each first come, first
+    served. So a client with little to do waits for about one iteration, however much the others send.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, write_buffer: WriteBuffer) -> None:
@@ -259,8 +259,8 @@ class Turns:
         self._is_scheduled = self._write_buffer.is_new_turn = False
         self._began_at = perf_counter()
         for waiting in (self._small, self._large):
-            for _ in range(len(waiting)):
-                if self.is_over():
+            for number in range(len(waiting)):
+                if number and self.is_over():  # one of each kind goes on, however many small reads there are
                     break
                 client = waiting.popleft()
                 client.is_deferred = False

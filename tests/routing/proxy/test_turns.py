@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from routing.http.loop import Turns, WriteBuffer
 from routing.prompt.parsing import COUNTED_BYTES, MAX_INLINE_CONTAINERS, is_large
 from routing.proxy.client_connection import READ_BYTES
 from tests.pace import cpu_slowness
@@ -205,6 +206,30 @@ async def test_bodies_of_many_values_hold_nobody_up(shape, replica):
     whole = config([replica], models=("tiny",))
     async with routed(whole) as harness:
         assert await waits_little(harness, post(path, body))
+
+
+class Busy:
+    """A client that always has work for a whole turn."""
+
+    def __init__(self, turns: Turns, size: int) -> None:
+        self.is_deferred, self.had_turns = False, 0
+        self._turns, self._size = turns, size
+        turns.defer(self, size)
+
+    def on_turn(self) -> None:
+        self.had_turns += 1
+        while not self._turns.is_over():
+            pass
+        self._turns.defer(self, self._size)
+
+
+async def test_clients_with_small_reads_do_not_hold_up_one_with_a_long_prompt():
+    loop = asyncio.get_running_loop()
+    turns = Turns(loop, WriteBuffer(loop))
+    small, large = [Busy(turns, 100) for _ in range(3)], Busy(turns, SIZE)
+    while sum(client.had_turns for client in small) < 12:
+        await asyncio.sleep(0)
+    assert large.had_turns >= 11
 
 
 @pytest.mark.parametrize(
