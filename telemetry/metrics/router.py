@@ -83,6 +83,8 @@ CACHE_RESULTS = {"hit": "cache_hits", "miss": "cache_misses", "bypass": "cache_b
 CACHE_SAVED = "warmpath_router_response_cache_saved_tokens_total"
 CACHE_TOKENS = {"prompt": "cache_prompt_tokens", "generated": "cache_generated_tokens"}
 CACHE_STORE_UP = "warmpath_router_response_cache_store_up"
+OBJECTIVES = "warmpath_router_ttft_objectives_total"  # a request that was shed missed its objective, too
+OBJECTIVE_COUNTERS = ("objective_requests", "objective_kept")
 CACHE_COUNTERS = (*CACHE_RESULTS.values(), *CACHE_TOKENS.values())
 KV_STATE = "warmpath_router_kv_events_state"  # its label ``state`` is the figure
 KV_FIGURES = {
@@ -127,7 +129,7 @@ _ALL_METRICS = (
     | frozenset(POOL_FIGURES)
     | _SEMANTIC_METRICS
     | _SHARED_METRICS
-    | {REPLICA_UP, REPLICA_OUT}
+    | {OBJECTIVES, REPLICA_UP, REPLICA_OUT}
 )
 
 
@@ -137,8 +139,8 @@ class RouteKey:
 
     The TTFT histogram of all requests has no policy: ``policy`` is "" and ``revision`` 0. The one by revision, of
     policies with a canary, has no replica: ``replica`` is "". Nor has the one by ``reuse``: "hit" for responses with at
-    least half of the prompt cached, "miss" for the others. Counters of response caches have pool and group only, those
-    of the router's own requests only a replica.
+    least half of the prompt cached, "miss" for the others. Counters of response caches and of objectives have pool and
+    group only, those of the router's own requests only a replica.
     """
 
     pool: str = ""
@@ -290,6 +292,10 @@ def _count(routes: dict[RouteKey, RouteSample], sample: Sample) -> None:
         if (reason := sample.labels.get("reason")) and reason not in NO_PREFERENCE_REASONS:
             overflow = sample.value if reason in OVERFLOW_REASONS else 0.0
             counters[SPILLED] = counters.get(SPILLED, 0.0) + overflow
+    elif sample.name == OBJECTIVES:
+        counters, is_kept = routes[_key(sample)].counters, sample.labels.get("result") == "kept"
+        for name in OBJECTIVE_COUNTERS if is_kept else OBJECTIVE_COUNTERS[:1]:
+            counters[name] = counters.get(name, 0.0) + checked_count(sample)
     elif (cache_counter := _cache_counter(sample)) is not None:
         counters = routes[_key(sample)].counters
         counters[cache_counter] = counters.get(cache_counter, 0.0) + checked_count(sample)

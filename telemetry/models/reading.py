@@ -140,6 +140,9 @@ class RouterReading(models.Model):
     predicted_prompt_tokens = _count_field()
     predicted_tokens = _count_field()  # of those prompt tokens, predicted to be cached
     predicted_cached_tokens = _count_field()  # of those prompt tokens, reported as cached
+    # Objectives for TTFT. Their rows have neither replica nor policy, as those of response caches.
+    objective_requests = _count_field()  # with an objective
+    objective_kept = _count_field()  # of those, the ones whose first token came in time
     # Response caches. Their rows have neither replica nor policy: a hit is no request of an engine.
     cache_hits = _count_field()  # requests answered from the cache
     cache_misses = _count_field()  # cacheable requests that were not

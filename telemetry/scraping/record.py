@@ -123,6 +123,7 @@ ROUTERS = TargetKind(
         router_metrics.SPILLED,
         *router_metrics.OUTCOMES.values(),
         *router_metrics.COUNTERS.values(),
+        *router_metrics.OBJECTIVE_COUNTERS,
         *router_metrics.CACHE_COUNTERS,
     ),
     gauges=("cache_store_up",),

@@ -113,21 +113,22 @@ def route_sums(
     group: str | None = None,
     replica: str | None = None,
     whole: bool = False,
+    counted: str = "requests",
 ) -> list[KeyedSums]:
     """Routers' sums of some pools (None: all) per key and step, ascending; of one task group or replica if named.
 
-    ``by`` names some of ``KEYS``; ``whole`` makes the window a single step.
+    ``by`` names some of ``KEYS``; ``whole`` makes the window a single step; rows without ``counted`` are left out.
     """
     key = ", ".join(KEYS[name] for name in by) or "''"
     if replica is not None or "replica" in by:  # rollups do not have the replica of a request
         source = readings_in(ROUTERS, window, names)
     else:
-        source = sums_in(ROUTERS, window, ("requests", *names), whole=whole)
+        source = sums_in(ROUTERS, window, (counted, *names), whole=whole)
     rows = fetch_rows(
         f"""
         select array[{key}], {STEP} as start, null, false, {_sums(names)}
         from {source.sql} readings
-        where pool <> '' and requests is not null and {OF_POOLS}
+        where pool <> '' and {counted} is not null and {OF_POOLS}
             and (%(group)s::text is null or "group" = %(group)s)
             {"" if replica is None else "and replica = %(replica)s"}
         group by 1, start order by 1, start

@@ -97,6 +97,7 @@ ROUTERS = Rollup(
         *_counts("router_error_requests", "cancelled_requests", "usage_reported"),
         Column("prompt_tokens", "bigint", "case when usage_reported > 0 then prompt_tokens end"),
         Column("cached_tokens", "bigint", "case when usage_reported > 0 then cached_tokens end"),
+        *_counts("objective_requests", "objective_kept"),
         *_counts("cache_hits", "cache_misses", "cache_bypasses", "cache_prompt_tokens", "cache_generated_tokens"),
     ),
 )

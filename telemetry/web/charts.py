@@ -132,8 +132,12 @@ REQUESTS = Chart(
     (
         View("", "Outcomes", "Requests per second by outcome", FIGURES["outcomes"]["outcome"]),
         View("placed", "Replicas", "Share of requests by replica", FIGURES["request_share"]["replica"]),
+        View(
+            "objectives", "Objectives", "Requests that kept their TTFT objective", FIGURES["objectives_kept"]["group"]
+        ),
     ),
-    "Counted by the routers.",
+    "Counted by the routers. Objectives: of requests with an objective for TTFT, those whose first token came in time; "
+    "a request that was shed, or failed, missed it.",
 )
 CHARTS = {chart.slug: chart for chart in (HIT_RATE, TTFT, TIERS, OBJECTIVE, UTILIZATION, REQUESTS)}
 

@@ -316,6 +316,25 @@ def _share_of(rows: list[KeyedSums] | None, requests: int | None) -> Point:
     return (total(rows or [], "requests") or 0) / requests, PointState.OK
 
 
+def objectives_kept(subject: Subject, window: Window) -> list[Series]:
+    """Share of the requests with an objective for TTFT that kept it, a line per task group."""
+    names, by = ("objective_requests", "objective_kept"), ("pool", "group")
+    pools = subject.pool_names()
+    rows = route_sums(pools, window, names, by=by, group=subject.group, counted="objective_requests")
+    by_group: dict[tuple[str, ...], list[KeyedSums]] = defaultdict(list)
+    for row in rows:
+        by_group[row.key].append(row)
+    has_several_pools = len({pool for pool, _ in by_group}) > 1
+    lines = []
+    for (pool, group), of_group in by_group.items():
+        label = f"{pool}/{group or series.NO_GROUP}" if has_several_pools else group or series.NO_GROUP
+        kept = {row.start: row.get("objective_kept") or 0 for row in of_group}
+        points = {row.start: point_of(ratio(kept[row.start], row.get("objective_requests"))) for row in of_group}
+        note = f"{label}: {total(of_group, 'objective_requests'):,} requests had an objective."
+        lines.append(line_of(label, window, points, note))
+    return lines
+
+
 # --- rows -------------------------------------------------------------------------------------------------
 
 
@@ -421,6 +440,14 @@ _FIGURES = (
     Figure("preemptions", "replica", "count", preemptions, ENGINES, per="second"),
     Figure("outcomes", "outcome", "count", outcomes, per="second"),
     Figure("request_share", "replica", "ratio", requests_by_replica, NOT_REPLICA),
+    Figure(
+        "objectives_kept",
+        "group",
+        "ratio",
+        objectives_kept,
+        NOT_REPLICA,
+        empty="no request had an objective for TTFT (X-TTFT-Objective-Ms, or that of its task group)",
+    ),
     Figure(
         "prompt_share",
         "source",

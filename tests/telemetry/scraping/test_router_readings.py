@@ -240,7 +240,7 @@ def test_predictions_overflow_and_ttft_by_reuse_are_stored(pool, metrics_server)
     assert list(by_reuse) == [("hit", "", [2]), ("miss", "", [1])]
 
 
-def test_response_caches_have_readings_of_their_own(pool, metrics_server):
+def test_response_caches_and_objectives_have_readings_of_their_own(pool, metrics_server):
     def exposition(hits, store_up=1):
         cache = "warmpath_router_response_cache_"
         group = 'pool="chat",group="faq"'
@@ -249,6 +249,7 @@ def test_response_caches_have_readings_of_their_own(pool, metrics_server):
             f'{cache}requests_total{{{group},result="miss"}} 4',
             f'{cache}requests_total{{{group},result="of a later release"}} {hits}',
             f'{cache}saved_tokens_total{{{group},kind="prompt"}} {100 * hits}',
+            *(f'warmpath_router_ttft_objectives_total{{{group},result="{it}"}} {hits}' for it in ("kept", "shed")),
         ]
         lines += [] if store_up is None else [f"{cache}store_up {store_up}"]
         return router_text() + "".join(f"{line}\n" for line in lines)
@@ -259,6 +260,7 @@ def test_response_caches_have_readings_of_their_own(pool, metrics_server):
     assert (reading.group, reading.replica, reading.policy, reading.requests) == ("faq", "", "", None)
     assert (reading.cache_hits, reading.cache_misses, reading.cache_bypasses) == (2, 0, None)
     assert (reading.cache_prompt_tokens, reading.cache_generated_tokens) == (200, None)
+    assert (reading.objective_requests, reading.objective_kept) == (4, 2)
     states = RouterReading.objects.filter(pool="").order_by("at").values_list("cache_store_up", flat=True)
     assert list(states) == [1, 1, 0, 1]
 

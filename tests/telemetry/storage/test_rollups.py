@@ -16,7 +16,7 @@ from telemetry.metrics.counters import ReadingState
 from telemetry.metrics.windows import Window
 from telemetry.models import RollupRepair, RollupState
 from telemetry.storage import sums
-from telemetry.storage.dimension_sums import response_cache_sums
+from telemetry.storage.dimension_sums import response_cache_sums, route_sums
 from telemetry.storage.locks import ROLLUP
 from telemetry.storage.partitions import drop_before, partitions_of
 from telemetry.storage.rollup import CHUNK_BINS, close, mark_late, roll_up
@@ -72,6 +72,7 @@ def some_hours(replicas, router, every_min=7):
         route_reading(router, at(minute), group="busy", **counts, cached_tokens=500)
         if number % 4:
             cached = {"cache_hits": number % 7, "cache_misses": 2, "cache_prompt_tokens": 50 * (number % 7)}
+            cached |= {"objective_requests": 9, "objective_kept": number % 9}
             cache_reading(router, at(minute, 1), group="busy" if number % 2 else "cached-only", **cached)
         route_reading(
             router, at(minute), group="busy", ttft={100: 4, 120: number % 3}, streamed={150: 4}, plain={160: number % 5}
@@ -91,6 +92,9 @@ def all_sums(replicas, window):
         "response caches": response_cache_sums(["chat"], window),
         "response caches by group": response_cache_sums(["chat"], window, by_group=True),
         "response cache of a group": response_cache_sums(None, window, group="cached-only", whole=True),
+        "objectives": route_sums(
+            ["chat"], window, ("objective_requests", "objective_kept"), by=("group",), counted="objective_requests"
+        ),
         "gauges": [
             sorted((pk, step, value and round(value, 9), stale) for pk, step, value, stale in rows)
             for rows in (sums.mean_gauge(ids, window, name) for name in ("running", "kv_usage_ratio"))

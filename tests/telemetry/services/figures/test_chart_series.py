@@ -12,7 +12,7 @@ from telemetry.services.figures.overview import Subject
 from telemetry.services.figures.replicas import CELLS, heat_strips
 from telemetry.storage.dimension_sums import engine_counter_sums
 from tests.telemetry.breakdown_bins import breakdown_bin
-from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped, steps
+from tests.telemetry.readings import cache_reading, engine_reading, gap, route_reading, router_scraped, steps
 
 START = datetime(2031, 3, 4, 12, tzinfo=UTC)
 WINDOW = Window(START, START + timedelta(seconds=20), 10)
@@ -153,6 +153,19 @@ def test_outcomes_are_a_second_and_zero_only_where_routers_were_read(pool, repli
 
     assert values([answered, errors]) == {"OK": [3.0, None], "replica errors": [1.0, None]}
     assert answered.states[1] == PointState.STALE
+
+
+def test_objectives_are_kept_by_a_share_of_each_group_s_requests_that_have_one(pool, router):
+    route_reading(router, AT, group="coding", requests=500)
+    for at, requests, kept in ((AT, 8, 6), (LATER, 2, None)):
+        cache_reading(router, at, group="coding", objective_requests=requests, objective_kept=kept)
+    cache_reading(router, AT, group="", objective_requests=1, objective_kept=1)
+
+    found = figures.objectives_kept(Subject.of_pool(pool), WINDOW)
+
+    assert values(found) == {"no group": [1.0, None], "coding": [0.75, 0.0]}
+    assert found[1].note == "coding: 10 requests had an objective."
+    assert values(figures.objectives_kept(Subject.of_pool(pool, "coding"), WINDOW)) == {"coding": [0.75, 0.0]}
 
 
 def test_a_replica_has_a_line_a_rank(pool, replicas):
