@@ -529,8 +529,10 @@ class ClientConnection(asyncio.Protocol):
             self._read(data)
             if self._reading_paused and not self._is_closing:
                 self._continue()
-        else:
-            self._continue()
+            return
+        if self._unparsed and not (self._exchange or reader.queue or self.is_full):
+            self._parse()  # a piece at least, even if others have used up the turn
+        self._continue()
 
     def eof_received(self) -> None:
         self._cancel()
