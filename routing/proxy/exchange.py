@@ -265,10 +265,11 @@ class Exchange(UpstreamCall):
                 self._reject(rejection_of(error))
             return
         queues, latest_start = self._services.admission_queues, math.inf
-        if self._request.head.ttft_objective_ms is not None or decision.route.ttft_objective_ms is not None:
+        objective_ms = self._request.head.ttft_objective_ms or decision.route.ttft_objective_ms
+        if objective_ms is not None and not self._is_plain:  # the first token of other responses is not seen
             self._pool, self._group = decision.pool, decision.group
             try:
-                decision, latest_start = self._prefer_objective(decision)
+                decision, latest_start = self._prefer_objective(decision, objective_ms)
             except RejectedRequestError as rejection:
                 self._reject(rejection)
                 return
@@ -292,12 +293,11 @@ class Exchange(UpstreamCall):
                 return
         self._dispatch(decision)
 
-    def _prefer_objective(self, decision: Decision) -> tuple[Decision, float]:
+    def _prefer_objective(self, decision: Decision, objective_ms: int) -> tuple[Decision, float]:
         """A decision for a replica that keeps the objective for TTFT, if there is one, and when to send the request.
 
         RejectedRequestError if there is none, and such requests are to be rejected.
         """
-        objective_ms = self._request.head.ttft_objective_ms or decision.route.ttft_objective_ms or 0
         self._objective_ms, deadline = objective_ms, self._request.arrived_at + objective_ms / 1000
         within_s, queues = deadline - monotonic(), self._services.admission_queues
         decision, predicted_s = self._configuration.placement.prefer_within(decision, within_s)
@@ -873,6 +873,10 @@ class Exchange(UpstreamCall):
     def _account(self, outcome: Outcome) -> None:
         """Count the request in metrics and the decision log, exactly once. A cached response has metrics of its own."""
         record = self._record if self._is_placed else None
+        if outcome is Outcome.CANCELLED and self._objective_ms is not None:
+            has_waited = monotonic() - self._request.arrived_at > self._objective_ms / 1000
+            if has_waited and (record is None or record.ttft_s is None):  # the client gave up after its objective
+                self._services.metrics.count_objective(self._pool, self._group, MISSED)
         if self._lookup is not None and self._lookup.response is not None:
             end_request(self._services)
         else:

@@ -19,5 +19,5 @@ class Migration(migrations.Migration):
             migrations.AddField("routerreading", column, models.BigIntegerField(null=True))
             for column in COLUMNS
         ),
-        migrations.RunSQL(ADD),
+        migrations.RunSQL(ADD, hints={"brief": "nullable columns are added without reading the tables"}),
     ]

@@ -18,6 +18,7 @@ from telemetry.metrics.engine import EngineKey, ReplicaSample
 from telemetry.metrics.engine_names import CacheFacts
 from telemetry.metrics.histograms import ROUTER_EDGES, Buckets
 from telemetry.metrics.router import (
+    OBJECTIVE_COUNTERS,
     OWN_REQUESTS,
     KvStreams,
     PoolLoads,
@@ -208,9 +209,14 @@ def merge_router(
         current[key] = replace(router, counters=route.counters, histograms=route.histograms)
     earlier_router = previous.get(ROUTER_ITSELF)
     new_key = earlier_router and replace(earlier_router, counters={}, histograms={})
+    # A worker of an earlier release has not stored them: their first values are no increase.
+    is_counted = any(raw.counters.keys() & set(OBJECTIVE_COUNTERS) for raw in previous.values())
     readings, own_requests = [], dict[str, dict[str, int]]()
     for key, raw in current.items():
         added = increase(previous.get(key) or new_key, raw, interval_s=interval_s, absent_is_zero=True)
+        if added is not None and not is_counted:
+            known = {name: value for name, value in added.counters.items() if name not in OBJECTIVE_COUNTERS}
+            added = replace(added, counters=known)
         if "probes" in raw.counters:
             if added is not None and added.counters.get("probes"):
                 own_requests[key.replica] = {name: int(added.counters.get(name, 0)) for name in OWN_REQUEST_COUNTS}

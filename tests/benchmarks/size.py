@@ -25,7 +25,7 @@ BUDGETS = {  # lines, in the order of the table
     "tests": 42_000,
     "modules": 360,  # files of the product without __init__.py and migrations
 }
-LIMITS = {"product": 71_079, "tests": 73_544, "modules": 460}
+LIMITS = {"product": 71_092, "tests": 73_567, "modules": 460}
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 _HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

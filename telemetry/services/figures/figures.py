@@ -327,6 +327,8 @@ def objectives_kept(subject: Subject, window: Window) -> list[Series]:
     has_several_pools = len({pool for pool, _ in by_group}) > 1
     lines = []
     for (pool, group), of_group in by_group.items():
+        if not total(of_group, "objective_requests"):
+            continue
         label = f"{pool}/{group or series.NO_GROUP}" if has_several_pools else group or series.NO_GROUP
         kept = {row.start: row.get("objective_kept") or 0 for row in of_group}
         points = {row.start: point_of(ratio(kept[row.start], row.get("objective_requests"))) for row in of_group}

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 from dataclasses import dataclass, field
+from time import monotonic
 from unittest.mock import Mock
 
 import msgspec
@@ -15,19 +16,21 @@ from routing.proxy.admission_queues import AdmissionQueues
 from routing.schema import ConcurrencyConfig, HealthCheck, Limits, ObjectiveMissed, TaskGroupConfig
 from tests.fakes.replica import Call, answering, fake_replicas, hanging, plain_answer, sse
 from tests.routing.proxy.harness import (
-    BODY,
+    CHAT,
     Harness,
     Response,
     api_key,
     bearer,
     chat_body,
     config,
+    post,
     routed,
     samples,
     with_keys,
 )
+from tests.routing.proxy.streams import STREAM
 
-LONG = chat_body(text="word " * 50_000)
+LONG = chat_body(text="word " * 50_000, stream=True)
 NARROW = ConcurrencyConfig(max_running=2, max_waiting=2, max_wait_s=30.0)
 
 
@@ -50,7 +53,7 @@ class HeldRequests:
 
 
 def body(name: str) -> bytes:
-    return json.dumps({**json.loads(BODY), "user": name}).encode()
+    return json.dumps({**json.loads(STREAM), "user": name}).encode()
 
 
 async def waiting(harness: Harness, count: int, key: tuple[str, str] = ("chat", "")) -> None:
@@ -148,12 +151,26 @@ async def test_objectives_for_ttft_are_recorded_as_kept_or_missed(replica):
     groups = (TaskGroupConfig(name="chat", ttft_objective_ms=60_000),)
     async with routed(config([replica], groups=groups)) as harness:
         for headers in (), (b"X-Task-Group: chat",), (b"X-Task-Group: chat", b"X-TTFT-Objective-Ms: 1"):
-            assert (await harness.chat(headers=headers)).status == 200
-        assert (await harness.chat(headers=[b"X-TTFT-Objective-Ms: soon"])).status == 200
+            assert (await harness.chat(STREAM, headers)).status == 200
+        assert (await harness.chat(STREAM, [b"X-TTFT-Objective-Ms: soon"])).status == 200
+        assert (await harness.chat(headers=[b"X-TTFT-Objective-Ms: 1000"])).status == 200, "of streams only"
         _, page = await harness.admin("GET", "/admin/decisions")
         seen = [(decision["objective_ms"], decision["objective_kept"]) for decision in page["decisions"]]
-        assert seen == [(None, None), (60_000, True), (1, False), (None, None)]
+        assert seen == [(None, None), (60_000, True), (1, False), (None, None), (None, None)]
         assert await objectives(harness) == {"chat kept": 1, "chat missed": 1}
+
+
+async def test_a_client_that_gives_up_after_its_objective_has_missed_it(replica):
+    replica.script = hanging
+    async with routed(config([replica])) as harness:
+        for count, objective_ms in enumerate((b"60000", b"1"), 1):
+            async with harness.connect() as client:
+                await client.send(post(CHAT, STREAM, [b"X-TTFT-Objective-Ms: " + objective_ms]))
+                await replica.wait_calls(count)
+                waits_since = monotonic()
+                await harness.until(lambda since=waits_since: monotonic() > since + 0.01, "the objective to pass")
+            await harness.at_rest()
+        assert await objectives(harness) == {" missed": 1}
 
 
 async def test_a_pool_may_shed_requests_whose_objective_cannot_be_kept(replica):
@@ -180,7 +197,7 @@ async def test_a_request_with_an_objective_goes_to_a_replica_that_keeps_it():
         free = next(replica for replica in replicas if not replica.calls)
         free.script = answering()
         for _ in range(4):
-            assert (await harness.chat(headers=[b"X-TTFT-Objective-Ms: 1000"])).status == 200
+            assert (await harness.chat(STREAM, [b"X-TTFT-Objective-Ms: 1000"])).status == 200
         assert len(free.calls) == 4
         long.cancel()
 

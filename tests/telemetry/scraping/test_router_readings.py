@@ -265,6 +265,17 @@ def test_response_caches_and_objectives_have_readings_of_their_own(pool, metrics
     assert list(states) == [1, 1, 0, 1]
 
 
+def test_what_a_worker_of_an_earlier_release_did_not_store_is_no_increase(pool, metrics_server):
+    def exposition(kept):
+        return (
+            router_text() + f'warmpath_router_ttft_objectives_total{{pool="chat",group="faq",result="kept"}} {kept}\n'
+        )
+
+    scrape_router(metrics_server, router_text(), exposition(1_000_000), exposition(1_000_007))
+
+    assert list(RouterReading.objects.filter(pool="chat").values_list("objective_kept", flat=True)) == [7]
+
+
 def test_a_router_without_a_store_has_no_state_of_a_store(pool, metrics_server):
     scrape_router(metrics_server, router_text())
     assert RouterReading.objects.get().cache_store_up is None
